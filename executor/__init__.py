@@ -1,0 +1,1 @@
+"""The same scenario, for real, on Ray, vLLM and DeepSpeed."""

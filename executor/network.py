@@ -1,0 +1,113 @@
+"""The networks that run for real: a Llama-shaped actor and a critic on the same trunk, built from a seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from executor.tokenizer import BOS, EOS, IDS, PAD, save_tokenizer
+from lab.model import ModelSpec
+
+MAX_POSITIONS = 4096
+VALUE_HEAD = "value_head.safetensors"
+
+
+class Critic(nn.Module):
+    """A decoder trunk with a scalar head: one value per token."""
+
+    def __init__(self, trunk: PreTrainedModel) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.value_head = nn.Linear(trunk.config.hidden_size, 1, bias=False)
+        nn.init.zeros_(self.value_head.weight)  # values start at zero, so the first advantages are the rewards'
+
+    @property
+    def config(self) -> PretrainedConfig:
+        return self.trunk.config
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Values [B, T] of right-padded token ids [B, T] with their mask [B, T]."""
+        hidden = self.trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+        return self.value_head(hidden).squeeze(-1)
+
+
+def configuration(spec: ModelSpec) -> PretrainedConfig:
+    """The Hugging Face configuration of a shape: Llama, or Qwen2 where q, k and v have biases."""
+    kind = Qwen2Config if spec.qkv_bias else LlamaConfig
+    return kind(
+        hidden_size=spec.hidden, num_hidden_layers=spec.layers, num_attention_heads=spec.heads,
+        num_key_value_heads=spec.kv_heads, head_dim=spec.head_dim, intermediate_size=spec.intermediate,
+        vocab_size=spec.vocabulary, tie_word_embeddings=spec.tied_embeddings, max_position_embeddings=MAX_POSITIONS,
+        initializer_range=spec.hidden**-0.5 if spec.hidden < 1024 else 0.02,
+        pad_token_id=IDS[PAD], bos_token_id=IDS[BOS], eos_token_id=IDS[EOS],
+    )  # fmt: skip
+
+
+def build_actor(spec: ModelSpec, seed: int, weights: str = "random") -> LlamaForCausalLM:
+    """The policy network in float32: from the seed, or from a folder with safetensors and config.
+
+    Matrices are drawn with standard deviation hidden^-1/2 in small networks (0.02 from width 1024 on), the LM head
+    ten times smaller, so that the first policy is close to uniform. The same seed gives the same weights.
+    Raises ValueError where the folder holds a network of another shape.
+    """
+    if weights != "random":
+        return _loaded(spec, weights)
+    config = configuration(spec)
+    network = Qwen2ForCausalLM if spec.qkv_bias else LlamaForCausalLM
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        actor = network(config).float()
+    if not spec.tied_embeddings:
+        with torch.no_grad():
+            actor.lm_head.weight.mul_(0.1)
+    return actor
+
+
+def build_critic(spec: ModelSpec, seed: int, weights: str = "random") -> Critic:
+    """A value network: the actor's trunk of the same seed (or folder) and a value head that starts at zero.
+
+    `forward(input_ids, attention_mask)` gives values [B, T].
+    """
+    critic = Critic(build_actor(spec, seed, weights).model)
+    if weights != "random" and (Path(weights) / VALUE_HEAD).exists():
+        critic.value_head.load_state_dict(load_file(str(Path(weights) / VALUE_HEAD)))
+    return critic
+
+
+def save(model: nn.Module, folder: Path | str) -> None:
+    """Writes safetensors, config and tokenizer (and the value head of a critic) for `weights: FOLDER` and vLLM."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(model, Critic):
+        save_file(model.value_head.state_dict(), str(folder / VALUE_HEAD))
+        _causal(model.trunk).save_pretrained(folder)
+    else:
+        model.save_pretrained(folder)  # type: ignore[operator]
+    save_tokenizer(folder)
+
+
+def _causal(trunk: PreTrainedModel) -> PreTrainedModel:
+    """The trunk under a fresh LM head, so that a critic's folder has the same layout as an actor's."""
+    model = AutoModelForCausalLM.from_config(trunk.config)
+    model.model = trunk
+    return model
+
+
+def _loaded(spec: ModelSpec, folder: str) -> LlamaForCausalLM:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if count != spec.parameters:
+        raise ValueError(f"{folder} holds {count} parameters, the architecture has {spec.parameters}")
+    return model

@@ -1,0 +1,41 @@
+"""The `lab` command. One file a subcommand; what they need is imported when they run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from lab.errors import InputError
+
+app = typer.Typer(
+    name="lab",
+    help="Write one RLHF scenario, see it simulated and see it run, and know why the two differ.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+COMMANDS = ("simulate", "execute", "compare", "run", "profile", "calibrate", "report", "doctor", "schema", "ui")
+
+for _name in COMMANDS:
+    _module = importlib.import_module(f"lab.cli.{_name}")
+    app.command(_name)(getattr(_module, _name))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line; exit status 0 done, 1 the run failed, 2 the user's input is wrong."""
+    sys.exit(told(lambda: app(args=arguments, standalone_mode=True)))
+
+
+def told(command: Callable[[], Any]) -> Any:
+    """What a command returns; a user's mistake becomes one message and exit status 2."""
+    try:
+        return command()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,96 @@
+"""How results look in a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def emit(result: dict[str, Any], as_json: bool, table: Table, lines: list[str]) -> None:
+    """Prints a result for a program, or for a person."""
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False, allow_nan=False))
+        return
+    console = Console()
+    console.print(table)
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Says on standard error what is going on."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value * 1e3:.1f} ms" if abs(value) < 1 else f"{value:.2f} s"
+
+
+def percent(value: float | None, *, sign: bool = False) -> str:
+    return "–" if value is None else f"{value:+.1%}" if sign else f"{value:.1%}"
+
+
+def summary_table(summary: dict[str, Any]) -> Table:
+    """Stages of one run with their time and share of the step."""
+    step = summary["step_s"] or {}
+    title = f"{summary['scenario']} ({summary['origin']}): step {seconds(step.get('mean'))}, {summary['steps_done']}/{summary['num_steps']} steps, {summary['status']}"
+    table = Table("stage", "busy per step", "share of the step", title=title, title_justify="left")
+    for stage, row in summary["stages"].items():
+        table.add_row(stage, seconds(row["busy_s_per_step"]), percent(row["share"]))
+    return table
+
+
+def summary_lines(summary: dict[str, Any]) -> list[str]:
+    """What else a person asks first."""
+    lines = []
+    for device, profile in summary["profiles"].items():
+        lines.append(
+            f"costs of {device}: {profile['name']}, {percent(profile['extrapolated_share'])} of the time extrapolated"
+        )
+        if profile["unmeasured"]:
+            lines.append(f"  not measured, from the datasheet: {', '.join(profile['unmeasured'])}")
+    for pool, row in summary["memory"].items():
+        if not row["fits"]:
+            lines.append(
+                f"memory: pool {pool} does NOT fit, {row['peak_bytes'] / 1e9:.1f} GB of {row['capacity_bytes'] / 1e9:.1f} GB"
+            )
+    if summary["bottleneck"]:
+        lines.append(f"bottleneck: {summary['bottleneck']['why']}")
+    if summary["reward"]["first"] is not None:
+        lines.append(f"reward: {summary['reward']['first']:.3f} → {summary['reward']['last']:.3f}")
+    if summary["logprob_gap_max"] is not None:
+        lines.append(f"largest engine–trainer log-prob gap: {summary['logprob_gap_max']:.2e}")
+    return [*lines, f"run folder: {summary['run_dir']}"]
+
+
+def comparison_table(comparison: dict[str, Any]) -> Table:
+    """Predicted against measured, per stage and for the step."""
+    table = Table(
+        "",
+        "predicted",
+        "measured",
+        "error",
+        "noise",
+        title=f"{comparison['scenario']}: predicted and measured",
+        title_justify="left",
+    )
+    for name, row in [*comparison["stages"].items(), ("step", comparison["step"])]:
+        table.add_row(
+            name,
+            seconds(row["predicted"]),
+            seconds(row["measured"]),
+            percent(row["error"], sign=True),
+            percent(row["noise"]),
+        )
+    return table
+
+
+def failed(path: Path, error: str) -> None:
+    note(f"the run failed: {error}\n  what it finished is in {path}")

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lab.cli.options import RUNS, ClusterFile, Json, Out, ProfileName, ScenarioFile
+
+
+def simulate(
+    scenario: ScenarioFile,
+    out: Out = RUNS,
+    json: Json = False,
+    profile: ProfileName = None,
+    cluster: ClusterFile = None,
+) -> None:
+    """Play a scenario in virtual time and predict how it will run."""
+    from lab.cli.show import emit, summary_lines, summary_table
+
+    summary = predict(read(scenario, cluster), out, profile)[1]
+    emit(summary, json, summary_table(summary), summary_lines(summary))
+
+
+def read(path: Path, cluster: Path | None) -> Any:
+    """The scenario in a file, on another cluster where one is given. Raises InputError."""
+    from pydantic import ValidationError
+
+    from lab.coherence import Incoherent
+    from lab.errors import InputError
+    from lab.load import load, load_cluster
+
+    scenario = load(path)
+    if cluster is None:
+        return scenario
+    try:
+        return scenario.replace({"cluster": load_cluster(cluster).model_dump(mode="json", by_alias=True)})
+    except ValidationError as error:
+        cause = error.errors()[0].get("ctx", {}).get("error")
+        problem = cause.problem if isinstance(cause, Incoherent) else str(error)
+        remedy = "adapt the scenario's pools to this cluster"
+        raise InputError(file=str(cluster), key=getattr(cause, "key", None), problem=problem, remedy=remedy) from None
+
+
+def profiles_for(scenario: Any, name: str | None) -> Mapping[str, Any]:
+    """The profile of every device kind that the scenario uses."""
+    from profiles.profile import find
+
+    used = {scenario.hardware.node_of(device).device for ids in scenario.devices.values() for device in ids}
+    return {device: find(device, name) for device in sorted(used)}
+
+
+def predict(scenario: Any, out: Path, profile: str | None) -> tuple[Any, dict[str, Any]]:
+    """Simulates and writes the run folder; the timeline and its summary."""
+    from lab import runs
+    from simulator.run import simulate as play
+
+    timeline = play(scenario, profiles_for(scenario, profile))
+    return timeline, runs.finish(runs.begin(out, scenario, "simulated"), scenario, timeline)

@@ -1,0 +1,149 @@
+"""The hardware: devices on nodes, links between them, storage behind them."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from lab.library import device, link
+from lab.records import Record
+from lab.units import BytesPerSecond
+
+
+class Node(Record):
+    """A group of `count` equal machines."""
+
+    name: str = Field(
+        description="label used in pool expressions such as `train[0:6]`", json_schema_extra={"effect": "label"}
+    )
+    count: int = Field(default=1, ge=1, description="how many machines of this kind")
+    device: str = Field(description="an entry of the device library, for example a100-80g-sxm or cpu-core")
+    devices: int = Field(ge=1, description="devices on each machine; a CPU device is one core")
+    intra: str = Field(description="link between the devices of one machine, an entry of the link library")
+
+    @model_validator(mode="after")
+    def _known(self) -> Node:
+        device(self.device)
+        link(self.intra)
+        return self
+
+
+class Fabric(Record):
+    """The network between machines."""
+
+    link: str = Field(default="loopback", description="link between machines, an entry of the link library")
+    oversubscription: float = Field(default=1.0, ge=1.0, description="divides the bandwidth between machines")
+
+    @model_validator(mode="after")
+    def _known(self) -> Fabric:
+        link(self.link)
+        return self
+
+
+class Storage(Record):
+    """Shared storage as one machine sees it."""
+
+    write: BytesPerSecond = Field(default=1e9, gt=0, description="write bandwidth, for example 5 GB/s")
+
+
+class Site(Record):
+    """One place with its machines, network and storage."""
+
+    name: str = Field(default="local", json_schema_extra={"effect": "label"})
+    nodes: tuple[Node, ...] = Field(min_length=1)
+    fabric: Fabric = Fabric()
+    storage: Storage = Storage()
+
+
+class Cluster(Record):
+    """All hardware of a scenario."""
+
+    sites: tuple[Site, ...] = Field(min_length=1, max_length=1)
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Cluster:
+        names = [node.name for site in self.sites for node in site.nodes]
+        if len(set(names)) < len(names):
+            raise ValueError(f"node names are not distinct: {', '.join(names)}")
+        return self
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(node for site in self.sites for node in site.nodes)
+
+    def node_of(self, device_id: str) -> Node:
+        """The group of machines that a device such as `train[7]` belongs to."""
+        name = device_id.split("[")[0]
+        return next(node for node in self.nodes if node.name == name)
+
+    def machine_of(self, device_id: str) -> str:
+        """The machine a device stands on: `train[7]` on machines of four devices is on `train/1`."""
+        name, index = re.fullmatch(r"(.+)\[(\d+)\]", device_id).groups()  # type: ignore[union-attr]
+        return f"{name}/{int(index) // self.node_of(device_id).devices}"
+
+    def select(self, expression: str) -> tuple[str, ...]:
+        """Device ids named by `node[i]`, `node[i:j]` or `node`. Raises ValueError where there are none such."""
+        match = re.fullmatch(r"\s*([^\[\]]+?)\s*(?:\[\s*(\d+)\s*(?:(:)\s*(\d+)\s*)?\])?\s*", expression)
+        if match is None:
+            raise ValueError(f"{expression!r} is not of the form node[i] or node[i:j]")
+        name, first, colon, last = match.groups()
+        sizes = {node.name: node.count * node.devices for node in self.nodes}
+        if name not in sizes:
+            raise ValueError(f"there is no node {name!r} in the cluster; it has {', '.join(sizes)}")
+        start = int(first or 0)
+        stop = sizes[name] if first is None else int(last) if colon else start + 1
+        if not 0 <= start < stop <= sizes[name]:
+            raise ValueError(f"{expression!r} is outside {name}[0:{sizes[name]}], the devices that {name} has")
+        return tuple(f"{name}[{index}]" for index in range(start, stop))
+
+
+def local_cluster() -> Cluster:
+    """This machine, read without Ray: its usable cores as `local[0:n]`, and its GPUs, if any, as `gpu[0:n]`."""
+    cores = Node(name="local", count=1, device="cpu-core", devices=len(os.sched_getaffinity(0)), intra="shared-memory")
+    gpus = tuple(local_gpus())
+    return Cluster(sites=(Site(name="local", nodes=(cores, *gpus), fabric=Fabric(), storage=Storage()),))
+
+
+def local_gpus() -> list[Node]:
+    """The GPUs of this machine as a node of the library's device that NVML's name matches; none without NVML."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # NVML raises its own error types where there is no driver
+        return []
+    count = pynvml.nvmlDeviceGetCount()
+    if not count:
+        return []
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    name = match_gpu(str(pynvml.nvmlDeviceGetName(handle)), pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return [Node(name="gpu", count=1, device=name, devices=count, intra=device(name).default_link)]
+
+
+def match_gpu(nvml_name: str, memory_bytes: float) -> str:
+    """The library device whose `nvml` words all stand in NVML's product name, closest in memory.
+
+    Raises ValueError naming the product where the library has none.
+    """
+    from lab.library import devices
+
+    fits = [
+        (abs(entry.memory_bytes - memory_bytes), name)
+        for name, entry in devices().items()
+        if entry.nvml and all(word in nvml_name.lower() for word in entry.nvml)
+    ]
+    if not fits:
+        raise ValueError(f"the device library has no entry for the GPU {nvml_name!r}")
+    return min(fits)[1]
+
+
+def _form(value: Any) -> str:
+    return "named" if isinstance(value, str) else "described"
+
+
+ClusterChoice = Annotated[
+    Annotated[Literal["local"], Tag("named")] | Annotated[Cluster, Tag("described")], Discriminator(_form)
+]

@@ -1,0 +1,127 @@
+"""The rules of a scenario that span several keys. Each raises `Incoherent` with the key to change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lab.scenario import Scenario
+
+
+class Incoherent(ValueError):
+    """Two keys of a scenario contradict each other; `key` is the dotted path of the one to change."""
+
+    def __init__(self, key: str, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.key, self.problem, self.remedy = key, problem, remedy
+
+
+def check(scenario: Scenario) -> None:
+    """Raises Incoherent for the first rule that does not hold."""
+    for rule in (_models, _pools, _placements, _sharing, _batches, _lengths):
+        rule(scenario)
+
+
+def _models(scenario: Scenario) -> None:
+    for role in ("actor", "critic", "reference", "reward"):
+        model = getattr(scenario.models, role)
+        seen = [role]
+        while model is not None and model.like is not None:
+            if model.like in seen or getattr(scenario.models, model.like, None) is None:
+                problem = f"`like: {model.like}` does not lead to a model with an `arch`"
+                raise Incoherent(f"models.{role}.like", problem, "name a role that has an `arch`")
+            seen.append(model.like)
+            model = getattr(scenario.models, model.like)
+    for role in scenario.algorithm.roles:
+        if role == "reward" and scenario.place.reward_score.kind == "function":
+            continue
+        if getattr(scenario.models, role) is None:
+            problem = f"{scenario.algorithm.name} needs a {role} model"
+            raise Incoherent(f"models.{role}", problem, f"add `{role}: {{like: actor}}` under models")
+
+
+def _pools(scenario: Scenario) -> None:
+    for pool, expression in scenario.pools.items():
+        try:
+            scenario.hardware.select(expression)
+        except ValueError as error:
+            raise Incoherent(f"pools.{pool}", str(error), "name devices that the cluster has") from None
+    owner = Counter(device for devices in scenario.devices.values() for device in devices)
+    twice = [device for device, count in owner.items() if count > 1]
+    if twice:
+        pools = [pool for pool, devices in scenario.devices.items() if twice[0] in devices]
+        raise Incoherent(
+            f"pools.{pools[-1]}", f"{twice[0]} is also in pool {pools[0]}", "give each pool devices of its own"
+        )
+    for pool in scenario.sharing:
+        if pool not in scenario.pools:
+            raise Incoherent(
+                f"sharing.{pool}", f"there is no pool {pool!r}", f"the pools are {', '.join(scenario.pools)}"
+            )
+
+
+def _placements(scenario: Scenario) -> None:
+    place = scenario.place
+    needed = {
+        "critic.train": ("critic" in scenario.algorithm.roles, place.critic_train),
+        "reference.score": ("reference" in scenario.algorithm.roles, place.reference_score),
+    }
+    for key, (wanted, given) in needed.items():
+        if wanted and given is None:
+            problem = f"{scenario.algorithm.name} needs a placement of {key}"
+            raise Incoherent(f"place.{key}", problem, f"add `{key}: {{pool: …}}` under place")
+    parts = [(f"place.actor.generate[{i}]", part.pool) for i, part in enumerate(place.actor_generate)]
+    parts += [
+        (f"place.{key}", part.pool)
+        for key, part in (
+            ("actor.train", place.actor_train),
+            ("critic.train", place.critic_train),
+            ("reference.score", place.reference_score),
+            ("reward.score", place.reward_score),
+        )
+        if part is not None
+    ]
+    for key, pool in parts:
+        if pool not in scenario.pools:
+            raise Incoherent(f"{key}.pool", f"there is no pool {pool!r}", f"the pools are {', '.join(scenario.pools)}")
+
+
+def _sharing(scenario: Scenario) -> None:
+    for pool, devices in scenario.devices.items():
+        sharing = scenario.sharing.get(pool)
+        workers = [worker for worker in scenario.workers.values() if worker.pool == pool]
+        if sharing is not None and sharing.how == "resident":
+            wide = [worker for worker in workers if len(set(worker.devices)) < len(worker.devices)]
+            if wide:
+                problem = f"{wide[0].name} needs {len(wide[0].devices)} devices, pool {pool} has {len(devices)}"
+                raise Incoherent(f"pools.{pool}", problem, "use a larger pool or less tensor parallelism")
+            continue
+        demand = sum(len(worker.devices) for worker in workers)
+        if demand > len(devices):
+            names = ", ".join(worker.name for worker in workers)
+            problem = f"{names} need {demand} devices of their own, the pool has {len(devices)}"
+            raise Incoherent(
+                f"pools.{pool}", problem, f"enlarge the pool, or set `sharing: {{{pool}: {{how: resident}}}}`"
+            )
+
+
+def _batches(scenario: Scenario) -> None:
+    if scenario.algorithm.name == "grpo" and scenario.workload.samples_per_prompt < 2:
+        problem = "grpo compares the samples of one prompt and needs at least two"
+        raise Incoherent("workload.samples_per_prompt", problem, "set it to 2 or more")
+    samples, update = scenario.workload.samples_per_step, scenario.update
+    if samples % update.minibatch_samples:
+        problem = f"{update.minibatch_samples} samples do not divide the {samples} samples of a step"
+        raise Incoherent("update.minibatch_samples", problem, "use a divisor of prompts_per_step × samples_per_prompt")
+    for key, part in (("actor.train", scenario.place.actor_train), ("critic.train", scenario.place.critic_train)):
+        if part is not None and update.minibatch_samples % part.data_parallel:
+            problem = f"{part.data_parallel} ranks do not divide a mini-batch of {update.minibatch_samples} samples"
+            raise Incoherent(f"place.{key}.data_parallel", problem, "use a divisor of update.minibatch_samples")
+
+
+def _lengths(scenario: Scenario) -> None:
+    longest = scenario.workload.max_sequence_tokens
+    if longest > scenario.update.microbatch_tokens:
+        problem = f"the longest sequence ({longest} tokens) does not fit a micro-batch"
+        raise Incoherent("update.microbatch_tokens", problem, f"set it to {longest} or more")

@@ -1,0 +1,25 @@
+"""What the lab says when the user's input is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(kw_only=True, eq=False)
+class InputError(Exception):
+    """One thing wrong in one file that a user wrote; the command line prints it and exits with status 2.
+
+    Every field but `problem` may be absent: a YAML syntax error has no key, a missing file no line.
+    """
+
+    problem: str
+    remedy: str | None = None
+    file: str | None = None
+    line: int | None = None
+    key: str | None = None
+
+    def __str__(self) -> str:
+        place = ":".join(str(part) for part in (self.file, self.line) if part is not None)
+        head = " ".join(part for part in (f"{place}:" if place else "", f"{self.key}:" if self.key else "") if part)
+        tail = f"\n  remedy: {self.remedy}" if self.remedy else ""
+        return f"{head} {self.problem}{tail}".strip()

@@ -1,0 +1,131 @@
+"""Run folders: one folder a run, complete or absent.
+
+`run.json` (header, summary, scenario, cluster), `scenario.yaml`, `spans.parquet`, `trace.json` (opens in Perfetto) and
+`report.html`. A run that is being executed has `run.json` with status `running` and `spans.jsonl`, one line per span
+of the finished steps, so that a crash loses none of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lab import load
+from lab.errors import InputError
+from lab.scenario import Scenario
+from lab.timeline import Header, Span, Timeline, header_of, read_parquet, write_parquet
+
+
+def begin(root: Path, scenario: Scenario, origin: str) -> Path:
+    """A new folder under `root` that says a run has begun. Raises InputError where none can be made."""
+    stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
+    for number in range(1000):
+        folder = root / "-".join((scenario.name, origin, stamp, *([str(number)] if number else [])))
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InputError(
+                file=str(folder), problem=str(error.strerror), remedy="name a writable folder with --out"
+            ) from None
+        header = msgspec.structs.replace(header_of(scenario, origin), status="running")
+        write_atomically(folder / "scenario.yaml", load.dump(scenario).encode())
+        write_atomically(folder / "run.json", _run_json(scenario, header, None, folder))
+        return folder
+    raise InputError(
+        file=str(root), problem="there are a thousand runs of this second", remedy="name another folder with --out"
+    )
+
+
+def finish(folder: Path, scenario: Scenario, timeline: Timeline) -> dict[str, Any]:
+    """Writes everything of a run into its folder, `run.json` last; the summary as written."""
+    from lab.metrics import summarise
+    from lab.report import write_run_report
+    from lab.trace import to_chrome
+
+    summary = summarise(timeline) | {"run_dir": str(folder)}
+    write_parquet_atomically(timeline, folder / "spans.parquet")
+    write_atomically(folder / "trace.json", to_chrome({timeline.header.origin: timeline}))
+    write_run_report(timeline, summary, folder / "report.html")
+    write_atomically(folder / "run.json", _run_json(scenario, timeline.header, summary, folder))
+    return summary
+
+
+def _run_json(scenario: Scenario, header: Header, summary: dict[str, Any] | None, folder: Path) -> bytes:
+    return json.dumps(
+        {
+            "header": msgspec.to_builtins(header),
+            "summary": summary,
+            "scenario": scenario.model_dump(mode="json", by_alias=True),
+            "cluster": scenario.hardware.model_dump(mode="json", by_alias=True),
+        },
+        indent=1,
+        ensure_ascii=False,
+    ).encode()
+
+
+def read(folder: Path) -> Timeline:
+    """The timeline of a run, also of one that was killed. Raises InputError where the folder is no run."""
+    try:
+        if (folder / "spans.parquet").exists():
+            return read_parquet(folder / "spans.parquet")
+        header = msgspec.convert(json.loads((folder / "run.json").read_bytes())["header"], Header)
+        status = "interrupted" if header.status == "running" else header.status
+        return Timeline.of(msgspec.structs.replace(header, status=status), finished_spans(folder))
+    except (OSError, ValueError, KeyError, msgspec.MsgspecError) as error:
+        remedy = "name a folder that `lab simulate` or `lab execute` wrote"
+        raise InputError(file=str(folder), problem=f"not a run: {error}", remedy=remedy) from None
+
+
+def finished_spans(folder: Path) -> Iterable[Span]:
+    """Spans of the steps that an unfinished run completed; a half-written last line is left out."""
+    path = folder / "spans.jsonl"
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+        if line.endswith(b"\n"):
+            yield msgspec.json.decode(line, type=Span)
+
+
+def read_scenario(folder: Path) -> Scenario:
+    """The scenario of a run on the hardware it was for."""
+    scenario = load.load(folder / "scenario.yaml")
+    return scenario.replace({"cluster": json.loads((folder / "run.json").read_bytes())["cluster"]})
+
+
+def list_runs(root: Path) -> list[Path]:
+    """Run folders under `root`, newest first."""
+    found = [path.parent for path in root.glob("*/run.json")]
+    return sorted(found, key=lambda folder: (folder / "run.json").stat().st_mtime, reverse=True)
+
+
+def write_parquet_atomically(timeline: Timeline, path: Path) -> None:
+    part = path.with_suffix(".part")
+    write_parquet(timeline, part)
+    os.replace(part, path)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replaces a file's content in one step: a reader or a crash sees the old one or the new one."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as part:
+        part.write(content)
+    os.chmod(part.name, 0o644)
+    os.replace(part.name, path)
+
+
+def comparison_folder(root: Path, name: str) -> Path:
+    """A new folder for a comparison under `root`. Raises InputError where none can be made."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"{name}-compared-{datetime.now():%Y%m%d-%H%M%S}-", dir=root))
+    except OSError as error:
+        raise InputError(
+            file=str(root), problem=str(error.strerror), remedy="name a writable folder with --out"
+        ) from None

@@ -1,0 +1,197 @@
+"""Scenario: a complete, immutable statement of one experiment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from lab.algorithm import LEARNING, Algorithm
+from lab.cluster import Cluster, ClusterChoice, local_cluster
+from lab.library import model as library_model
+from lab.model import Dtype, ModelSpec
+from lab.placement import Place, Sharing, Worker, ranges
+from lab.records import Record
+from lab.units import Bytes
+from lab.workload import Workload
+
+
+class Model(Record):
+    """One of the four models: a library entry, or like another one."""
+
+    arch: str | None = Field(default=None, description="an entry of the model library")
+    like: str | None = Field(
+        default=None, description="another role whose architecture and weights this one starts from"
+    )
+    dtype: Dtype = Field(default="bfloat16", description="of weights and computation")
+    weights: str = Field(
+        default="random", description="random (from the seed), or a folder with safetensors", json_schema_extra=LEARNING
+    )
+
+    @model_validator(mode="after")
+    def _one_shape(self) -> Model:
+        if (self.arch is None) == (self.like is None):
+            raise ValueError("exactly one of `arch` and `like` is needed")
+        if self.arch is not None:
+            library_model(self.arch)
+        return self
+
+
+class Models(Record):
+    """The models by role; roles that the algorithm does not use are not needed."""
+
+    actor: Model
+    critic: Model | None = None
+    reference: Model | None = None
+    reward: Model | None = Field(default=None, description="not needed where the reward is a function")
+
+
+class Data(Record):
+    """Where prompts come from."""
+
+    task: Literal["echo"] = Field(default="echo", description="a built-in task", json_schema_extra=LEARNING)
+
+
+class Rollout(Record):
+    """The rollout engine. Names are vLLM's."""
+
+    max_num_seqs: int = Field(default=256, ge=1, description="sequences that run at once in one engine")
+    max_num_batched_tokens: int = Field(default=8192, ge=1, description="tokens scheduled in one iteration")
+    kv_memory_fraction: float = Field(
+        default=0.9, gt=0, le=1, description="share of device memory for weights and KV cache (gpu_memory_utilization)"
+    )
+    kv_bytes: Bytes | None = Field(
+        default=None, gt=0, description="KV cache of each engine in bytes; overrides kv_memory_fraction"
+    )
+    block_tokens: int = Field(default=16, ge=1, description="tokens of a KV block (block_size)")
+    prefix_caching: bool = Field(default=True, description="samples of one prompt share its KV blocks")
+
+
+class Sampling(Record):
+    """How tokens are drawn."""
+
+    temperature: float = Field(default=1.0, gt=0, description="divides the logits", json_schema_extra=LEARNING)
+
+
+class Update(Record):
+    """How a step's samples become optimizer steps."""
+
+    minibatch_samples: int = Field(ge=1, description="samples (not prompts) of one optimizer step, over all ranks")
+    microbatch_tokens: int = Field(ge=1, description="padded tokens of one forward and backward pass on one rank")
+    recompute: Literal["none", "full"] = Field(default="none", description="activation checkpointing of every layer")
+
+
+class Optimizer(Record):
+    """AdamW."""
+
+    lr: float = Field(default=1e-6, gt=0, json_schema_extra=LEARNING)
+    critic_lr: float | None = Field(default=None, gt=0, description="null: as lr", json_schema_extra=LEARNING)
+    grad_clip: float = Field(default=1.0, gt=0, description="largest gradient norm", json_schema_extra=LEARNING)
+
+
+class Schedule(Record):
+    """What may overlap. one_step_off: rollout of step k+1 runs beside training of step k, one version behind."""
+
+    mode: Literal["synchronous", "one_step_off"] = "synchronous"
+
+
+class Checkpoint(Record):
+    """Writes of all trained state to storage."""
+
+    every_steps: int | None = Field(default=None, ge=1, description="null: never")
+
+
+class Scenario(Record):
+    """One experiment. Batch sizes say in their names whether they count prompts, samples or tokens."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", json_schema_extra={"effect": "label"})
+    seed: int = Field(default=0, ge=0)
+    cluster: ClusterChoice = Field(description="`local`: this machine; or sites with nodes, fabric and storage")
+    models: Models
+    algorithm: Algorithm
+    pools: dict[str, str] = Field(min_length=1, description="name -> devices, for example train[0:6]")
+    sharing: dict[str, Sharing] = Field(default_factory=dict, description="by pool; exclusive where not named")
+    place: Place
+    data: Data = Data()
+    workload: Workload
+    rollout: Rollout = Rollout()
+    sampling: Sampling = Sampling()
+    update: Update
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    checkpoint: Checkpoint = Checkpoint()
+    num_steps: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Scenario:
+        from lab.coherence import check  # the rules that span several keys, kept apart from the shape
+
+        check(self)
+        return self
+
+    @cached_property
+    def hardware(self) -> Cluster:
+        """The cluster, with `local` replaced by this machine."""
+        return local_cluster() if self.cluster == "local" else self.cluster
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the canonical JSON of every key, defaults included; 16 hex digits."""
+        text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def replace(self, changes: dict[str, Any]) -> Scenario:
+        """A copy with top-level keys replaced, checked like a file. Raises pydantic's ValidationError."""
+        data = self.model_dump(mode="json", by_alias=True) | changes
+        return Scenario.model_validate_json(json.dumps(data))
+
+    def spec(self, role: str) -> ModelSpec:
+        """The architecture of a role's model, `like` followed."""
+        chosen = self.model(role)
+        return library_model(chosen.arch) if chosen.arch else self.spec(str(chosen.like))
+
+    def model(self, role: str) -> Model:
+        chosen: Model | None = getattr(self.models, role, None)
+        if chosen is None:
+            raise ValueError(f"the scenario has no model for the role {role!r}")
+        return chosen
+
+    @cached_property
+    def devices(self) -> dict[str, tuple[str, ...]]:
+        """Device ids of each pool."""
+        return {pool: self.hardware.select(expression) for pool, expression in self.pools.items()}
+
+    @cached_property
+    def workers(self) -> dict[str, Worker]:
+        """Every worker of the scenario by name, in the order of the Gantt's lanes."""
+        found: list[Worker] = []
+        taken: dict[str, int] = {}
+
+        def add(role: str, work: str, pool: str, count: int, width: int, threads: int) -> None:
+            devices, start = self.devices[pool], taken.get(pool, 0)
+            first = sum(worker.role == role and worker.work == work for worker in found)
+            turned = devices[start % len(devices) :] + devices[: start % len(devices)]
+            for i, group in enumerate(ranges(turned, count, width), start=first):
+                name = f"{role}.{work}[{i}]"
+                found.append(
+                    Worker.model_construct(name=name, role=role, work=work, pool=pool, devices=group, threads=threads)
+                )
+            taken[pool] = start + count * width
+
+        roles, place = self.algorithm.roles, self.place
+        for part in place.actor_generate:
+            add("actor", "generate", part.pool, part.engines, part.tensor_parallel, part.threads)
+        for role, score in (("reference", place.reference_score), ("reward", place.reward_score)):
+            if role in roles and score is not None:
+                add(role, "score", score.pool, 1, score.tensor_parallel, score.threads)
+        for role, train in (("actor", place.actor_train), ("critic", place.critic_train)):
+            if role in roles and train is not None:
+                add(role, "train", train.pool, train.data_parallel, train.tensor_parallel, train.threads)
+        return {worker.name: worker for worker in found}
+
+    def team(self, role: str, work: str) -> tuple[Worker, ...]:
+        """The workers of one (role, work), in order of their index."""
+        return tuple(w for w in self.workers.values() if w.role == role and w.work == work)

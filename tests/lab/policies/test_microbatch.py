@@ -1,0 +1,36 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.policies.dispatch import round_robin
+from lab.policies.microbatch import deal, minibatches, pack, padded_tokens
+
+lengths = st.lists(st.integers(1, 200), min_size=1, max_size=60)
+
+
+@given(lengths, st.integers(1, 2000), st.none() | st.integers(1, 9))
+def test_packing_loses_no_sample_and_keeps_the_budget(lengths: list[int], budget: int, most: int | None) -> None:
+    groups = pack(lengths, budget, most)
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    for group in groups:
+        assert len(group) == 1 or padded_tokens(lengths, group) <= budget
+        assert most is None or len(group) <= most
+
+
+@given(lengths, st.integers(200, 2000))
+def test_no_two_neighbouring_groups_would_fit_together(lengths: list[int], budget: int) -> None:
+    groups = pack(lengths, budget)
+    for first, second in zip(groups, groups[1:], strict=False):
+        assert padded_tokens(lengths, [*first, second[0]]) > budget
+
+
+@given(st.integers(1, 100), st.integers(1, 8))
+def test_dealing_is_a_balanced_partition(samples: int, ranks: int) -> None:
+    for parts in (deal(samples, ranks), round_robin(samples, ranks)):
+        assert sorted(i for part in parts for i in part) == list(range(samples))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(st.integers(1, 20), st.integers(1, 20))
+def test_minibatches_cover_the_samples_in_order(number: int, size: int) -> None:
+    parts = minibatches(number * size, size)
+    assert [i for part in parts for i in part] == list(range(number * size)) and len(parts) == number

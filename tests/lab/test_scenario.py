@@ -1,0 +1,26 @@
+from pathlib import Path
+
+from lab.load import load, parse
+
+QUICK = Path("scenarios/quickstart.yaml").read_text()
+BIG = load("scenarios/ppo-7b-16gpu.yaml")
+
+
+def test_the_digest_ignores_form_and_follows_content() -> None:
+    base = parse(QUICK)
+    assert parse("# comment\n" + QUICK.replace("seed: 7", "seed:   7")).digest == base.digest
+    assert parse(QUICK.replace("sampling", "sampling") + "\nsampling: {temperature: 1.0}").digest == base.digest
+    assert parse(QUICK.replace("seed: 7", "seed: 8")).digest != base.digest
+
+
+def test_workers_stand_on_disjoint_devices_where_pools_are_exclusive() -> None:
+    devices = [device for worker in BIG.workers.values() for device in worker.devices]
+    assert len(devices) == len(set(devices)) == 11
+    assert [worker.devices for worker in BIG.team("actor", "train")] == [
+        ("train[0]", "train[1]"), ("train[2]", "train[3]"), ("train[4]", "train[5]")
+    ]  # fmt: skip
+    assert [worker.devices for worker in BIG.team("actor", "generate")] == [("serve[2]",), ("serve[3]",)]
+
+
+def test_like_is_followed() -> None:
+    assert BIG.spec("critic") == BIG.spec("actor") and parse(QUICK).spec("reference").hidden == 128
