@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import Field
+from pydantic.config import JsonDict
 
 from lab.records import Record
 
-LEARNING = {"effect": "learning"}
+LEARNING: JsonDict = {"effect": "learning"}
 
 
 class PolicyGradient(Record):

@@ -149,10 +149,10 @@ def _edges(stages: list[str], mode: str) -> Iterator[Edge]:
     if ahead:
         yield Edge(source="rollout", target="weight_sync", unit="order", lag=-ahead)
     if "checkpoint" in stages:
-        for stage in ("weight_sync", *(["update_critic"] if "update_critic" in stages else [])):
-            yield Edge(source=stage, target="checkpoint", unit="weights")
-        for stage in ("advantage", *(["value"] if "value" in stages else [])):
-            yield Edge(source="checkpoint", target=stage, unit="order", lag=1)
+        for trained in [stage for stage in ("weight_sync", "update_critic") if stage in stages]:
+            yield Edge(source=trained, target="checkpoint", unit="weights")
+        for following in [stage for stage in ("advantage", "value") if stage in stages]:
+            yield Edge(source="checkpoint", target=following, unit="order", lag=1)
 
 
 def check(dataflow: Dataflow) -> None:

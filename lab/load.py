@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from lab.cluster import Cluster
 from lab.coherence import Incoherent
 from lab.errors import InputError
 from lab.records import Record
@@ -40,13 +39,12 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.012345
 
 def load(path: str | Path) -> Scenario:
     """The scenario in a file. Raises InputError naming file, line, key and remedy."""
-    path = Path(path)
-    return parse(_text(path), file=str(path))
+    return read_record(path, Scenario)
 
 
-def load_cluster(path: str | Path) -> Cluster:
-    """The cluster in a file of its own, for `--cluster`. Raises InputError."""
-    return parse_record(_text(Path(path)), Cluster, file=str(path))
+def read_record(path: str | Path, record: type[R]) -> R:
+    """A record in a file of its own, for example a cluster. Raises InputError naming file, line, key and remedy."""
+    return parse_record(_text(Path(path)), record, file=str(path))
 
 
 def parse(text: str, *, file: str = "scenario") -> Scenario:

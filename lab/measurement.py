@@ -48,7 +48,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_jsonl(measurements: Iterable[Measurement], path: Path) -> None:
-    path.write_bytes(b"\n".join(map(msgspec.json.encode, measurements)) + b"\n")
+    path.write_bytes(b"".join(msgspec.json.encode(point) + b"\n" for point in measurements))
 
 
 def read_jsonl(path: Path) -> list[Measurement]:
@@ -95,7 +95,13 @@ def of_spans(spans: Iterable[Span], *, model: str, device: str, neighbours: int 
 
     An op span's quantities are in `attrs["quantities"]`, a stage's in the same place, both with the names of OPS.
     """
-    shared = {"model": model, "device": device, "neighbours": neighbours, "source": source}
+
+    def point(op: str, span: Span, seconds: float) -> Measurement:
+        return Measurement(
+            op=op, quantities=span.attrs["quantities"], seconds=seconds, model=model, device=device,
+            neighbours=neighbours, source=source,
+        )  # fmt: skip
+
     spans = list(spans)
     inside: dict[str, float] = {}
     found = []
@@ -105,10 +111,9 @@ def of_spans(spans: Iterable[Span], *, model: str, device: str, neighbours: int 
             inside[stage] = inside.get(stage, 0.0) + span.seconds
         op = _STAGE_OPS.get((span.stage, span.op))
         if op and "quantities" in span.attrs:
-            found.append(Measurement(op=op, quantities=span.attrs["quantities"], seconds=span.seconds, **shared))
+            found.append(point(op, span, span.seconds))
     for span in spans:
         host = _HOSTS.get(span.stage)
         if not span.op and host and "quantities" in span.attrs:
-            beyond = span.seconds - inside.get(span.span_id, 0.0)
-            found.append(Measurement(op=host, quantities=span.attrs["quantities"], seconds=beyond, **shared))
+            found.append(point(host, span, span.seconds - inside.get(span.span_id, 0.0)))
     return found

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from lab.records import Record
 
 Role = Literal["actor", "critic", "reference", "reward"]
+Work = Literal["generate", "train", "score"]
 
 
 class Sharing(Record):
@@ -89,7 +90,7 @@ class Worker(Record):
 
     name: str
     role: Role
-    work: Literal["generate", "train", "score"]
+    work: Work
     pool: str
     devices: tuple[str, ...]
     threads: int = 1

@@ -52,7 +52,7 @@ def finish(folder: Path, scenario: Scenario, timeline: Timeline) -> dict[str, An
     from lab.report import write_run_report
     from lab.trace import to_chrome
 
-    summary = summarise(timeline) | {"run_dir": str(folder)}
+    summary: dict[str, Any] = summarise(timeline) | {"run_dir": str(folder)}
     write_parquet_atomically(timeline, folder / "spans.parquet")
     write_atomically(folder / "trace.json", to_chrome({timeline.header.origin: timeline}))
     write_run_report(timeline, summary, folder / "report.html")

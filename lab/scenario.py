@@ -13,7 +13,7 @@ from lab.algorithm import LEARNING, Algorithm
 from lab.cluster import Cluster, ClusterChoice, local_cluster
 from lab.library import model as library_model
 from lab.model import Dtype, ModelSpec
-from lab.placement import Place, Sharing, Worker, ranges
+from lab.placement import Place, Role, Score, Sharing, Train, Work, Worker, ranges
 from lab.records import Record
 from lab.units import Bytes
 from lab.workload import Workload
@@ -170,7 +170,7 @@ class Scenario(Record):
         found: list[Worker] = []
         taken: dict[str, int] = {}
 
-        def add(role: str, work: str, pool: str, count: int, width: int, threads: int) -> None:
+        def add(role: Role, work: Work, pool: str, count: int, width: int, threads: int) -> None:
             devices, start = self.devices[pool], taken.get(pool, 0)
             first = sum(worker.role == role and worker.work == work for worker in found)
             turned = devices[start % len(devices) :] + devices[: start % len(devices)]
@@ -184,10 +184,12 @@ class Scenario(Record):
         roles, place = self.algorithm.roles, self.place
         for part in place.actor_generate:
             add("actor", "generate", part.pool, part.engines, part.tensor_parallel, part.threads)
-        for role, score in (("reference", place.reference_score), ("reward", place.reward_score)):
+        scored: dict[Role, Score | None] = {"reference": place.reference_score, "reward": place.reward_score}
+        for role, score in scored.items():
             if role in roles and score is not None:
                 add(role, "score", score.pool, 1, score.tensor_parallel, score.threads)
-        for role, train in (("actor", place.actor_train), ("critic", place.critic_train)):
+        trained: dict[Role, Train | None] = {"actor": place.actor_train, "critic": place.critic_train}
+        for role, train in trained.items():
             if role in roles and train is not None:
                 add(role, "train", train.pool, train.data_parallel, train.tensor_parallel, train.threads)
         return {worker.name: worker for worker in found}

@@ -57,7 +57,8 @@ class Lognormal(Record):
     def draw(self, uniform: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.int64]:
         normal = np.sqrt(-2 * np.log(uniform)) * np.cos(2 * np.pi * other)  # Box & Muller 1958
         values = np.exp(math.log(self.mean) - self.sigma**2 / 2 + self.sigma * normal)
-        return np.clip(np.rint(values), 1, self.max).astype(np.int64)
+        lengths: NDArray[np.int64] = np.clip(np.rint(values), 1, self.max).astype(np.int64)
+        return lengths
 
 
 class Empirical(Record):
@@ -72,7 +73,8 @@ class Empirical(Record):
 
     def draw(self, uniform: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.int64]:
         index = np.minimum((uniform * len(self.values)).astype(np.int64), len(self.values) - 1)
-        return np.asarray(self.values, dtype=np.int64)[index]
+        lengths: NDArray[np.int64] = np.asarray(self.values, dtype=np.int64)[index]
+        return lengths
 
 
 Lengths = Annotated[Fixed | Lognormal | Empirical, Field(discriminator="dist")]
@@ -114,14 +116,15 @@ def uniform(
     seed: int, stream: int, step: int, prompts: NDArray[np.int64], samples: NDArray[np.int64] | int
 ) -> NDArray[np.float64]:
     """Numbers in (0, 1) that depend on the five coordinates alone (SplitMix64, Steele, Lea & Flood 2014)."""
-    state = np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
+    state: NDArray[np.uint64] = np.asarray(seed & 0xFFFFFFFFFFFFFFFF, dtype=np.uint64)
     with np.errstate(over="ignore"):
         for part in (stream, step, prompts, samples):
             state = _mix(np.asarray(part, dtype=np.uint64) + _mix(state))
-    return ((state >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+    numbers: NDArray[np.float64] = ((state >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+    return numbers
 
 
-def _mix(state: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
+def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     mixed = np.asarray(state, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

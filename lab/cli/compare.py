@@ -44,6 +44,6 @@ def side_by_side(predicted: Any, measured: Sequence[Any], out: Path) -> dict[str
     folder = comparison_folder(out, predicted.header.scenario)
     write_comparison_report(comparison, predicted, measured, folder / "report.html")
     write_atomically(folder / "trace.json", to_chrome({"predicted": predicted, "measured": measured[-1]}))
-    result = comparison.to_dict() | {"report": str((folder / "report.html").resolve())}
+    result: dict[str, Any] = comparison.to_dict() | {"report": str((folder / "report.html").resolve())}
     write_atomically(folder / "comparison.json", json.dumps(result, indent=1).encode())
     return result

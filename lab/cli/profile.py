@@ -57,7 +57,7 @@ def checked(arch: str, model: Any) -> None:
 
 
 def described(found: Any, path: Path) -> dict[str, Any]:
-    return found.model_dump(mode="json") | {"path": str(path)}
+    return {**found.model_dump(mode="json"), "path": str(path)}
 
 
 def fit_table(found: Any) -> Any:

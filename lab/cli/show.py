@@ -40,7 +40,8 @@ def percent(value: float | None, *, sign: bool = False) -> str:
 def summary_table(summary: dict[str, Any]) -> Table:
     """Stages of one run with their time and share of the step."""
     step = summary["step_s"] or {}
-    title = f"{summary['scenario']} ({summary['origin']}): step {seconds(step.get('mean'))}, {summary['steps_done']}/{summary['num_steps']} steps, {summary['status']}"
+    title = f"{summary['scenario']} ({summary['origin']}): step {seconds(step.get('mean'))}"
+    title += f", {summary['steps_done']}/{summary['num_steps']} steps, {summary['status']}"
     table = Table("stage", "busy per step", "share of the step", title=title, title_justify="left")
     for stage, row in summary["stages"].items():
         table.add_row(stage, seconds(row["busy_s_per_step"]), percent(row["share"]))

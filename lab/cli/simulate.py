@@ -25,15 +25,16 @@ def read(path: Path, cluster: Path | None) -> Any:
     """The scenario in a file, on another cluster where one is given. Raises InputError."""
     from pydantic import ValidationError
 
+    from lab.cluster import Cluster
     from lab.coherence import Incoherent
     from lab.errors import InputError
-    from lab.load import load, load_cluster
+    from lab.load import load, read_record
 
     scenario = load(path)
     if cluster is None:
         return scenario
     try:
-        return scenario.replace({"cluster": load_cluster(cluster).model_dump(mode="json", by_alias=True)})
+        return scenario.replace({"cluster": read_record(cluster, Cluster).model_dump(mode="json", by_alias=True)})
     except ValidationError as error:
         cause = error.errors()[0].get("ctx", {}).get("error")
         problem = cause.problem if isinstance(cause, Incoherent) else str(error)

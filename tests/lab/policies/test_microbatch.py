@@ -1,3 +1,5 @@
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +21,7 @@ def test_packing_loses_no_sample_and_keeps_the_budget(lengths: list[int], budget
 @given(lengths, st.integers(200, 2000))
 def test_no_two_neighbouring_groups_would_fit_together(lengths: list[int], budget: int) -> None:
     groups = pack(lengths, budget)
-    for first, second in zip(groups, groups[1:], strict=False):
+    for first, second in itertools.pairwise(groups):
         assert padded_tokens(lengths, [*first, second[0]]) > budget
 
 

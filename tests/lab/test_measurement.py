@@ -1,0 +1,54 @@
+"""Measurements out of the spans of a run: nothing is counted twice, nothing is lost."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.measurement import OPS, Measurement, of_spans, read_jsonl, write_jsonl
+from lab.timeline import Span
+
+
+def span(stage: str, op: str, start: float, end: float, number: int = 0, **quantities: float) -> Span:
+    span_id = f"{stage}/0/w" + (f"#{number}" if op else "")
+    return Span(
+        span_id=span_id, resource="w", step=0, stage=stage, op=op, pool="p", worker="w", start_s=start, end_s=end,
+        attrs={"quantities": quantities} if quantities else {},
+    )  # fmt: skip
+
+
+@given(st.lists(st.floats(0.001, 10), max_size=20), st.floats(0, 5))
+def test_ops_and_host_time_add_up_to_the_stage(durations: list[float], host: float) -> None:
+    edges = [sum(durations[:i]) for i in range(len(durations) + 1)]
+    ops = [span("rollout", "decode", edges[i], edges[i + 1], i, sequences=1.0) for i in range(len(durations))]
+    stage = span("rollout", "", 0, edges[-1] + host, calls=1.0)
+    found = of_spans([stage, *ops], model="tiny-llama", device="cpu-core", source="test")
+    assert [point.op for point in found] == ["engine_step"] * len(durations) + ["rollout_host"]
+    assert sum(point.seconds for point in found) == pytest.approx(stage.seconds)
+    assert found[-1].seconds == pytest.approx(host, abs=1e-9)
+    assert {point.op for point in found} <= set(OPS)
+
+
+def test_ops_that_carry_no_quantities_are_part_of_no_measurement() -> None:
+    found = of_spans([span("weight_sync", "transfer", 0, 1)], model="m", device="d", source="s")
+    assert found == []
+
+
+points = st.builds(
+    Measurement, op=st.sampled_from(sorted(OPS)), quantities=st.dictionaries(st.text(max_size=3), st.floats(0, 1e15)), seconds=st.floats(0, 9)
+)
+
+
+@given(st.lists(points, max_size=5))
+def test_files_give_back_what_was_written(tmp_path_factory: pytest.TempPathFactory, found: list[Measurement]) -> None:
+    path = tmp_path_factory.mktemp("m") / "m.jsonl"
+    write_jsonl(found, path)
+    assert [point for point in read_jsonl(path) if point] == found
+
+
+def test_a_line_that_is_no_measurement_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"op": "forward", "quantities": {}, "seconds": 1}\n{"op": 3}\n')
+    with pytest.raises(ValueError, match="line 2"):
+        read_jsonl(path)

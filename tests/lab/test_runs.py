@@ -1,0 +1,74 @@
+"""Run folders: complete, or saying how far they came."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lab import runs
+from lab.errors import InputError
+from lab.load import load
+from lab.timeline import Span, Timeline, header_of
+
+SCENARIO = load("scenarios/quickstart.yaml").replace({"num_steps": 3})
+
+
+def spans(steps: int) -> list[Span]:
+    worker = "actor.train[0]"
+    return [
+        Span(
+            span_id=f"{stage}/{k}/{worker}", resource=worker, worker=worker, pool="all", step=k, stage=stage,
+            start_s=k + i / 2, end_s=k + i / 2 + 0.5,
+        )
+        for k in range(steps)
+        for i, stage in enumerate(("update_actor", "weight_sync"))
+    ]  # fmt: skip
+
+
+def test_a_finished_run_reads_back_and_has_every_file(tmp_path: Path) -> None:
+    timeline = Timeline.of(header_of(SCENARIO, "measured"), spans(3))
+    folder = runs.begin(tmp_path, SCENARIO, "measured")
+    summary = runs.finish(folder, SCENARIO, timeline)
+    assert runs.read(folder) == timeline
+    assert {path.name for path in folder.iterdir()} == {
+        "run.json", "scenario.yaml", "spans.parquet", "trace.json", "report.html"
+    }  # fmt: skip
+    assert json.loads((folder / "run.json").read_text())["summary"] == summary
+    assert runs.read_scenario(folder).workload == SCENARIO.workload
+    assert runs.list_runs(tmp_path) == [folder]
+
+
+def test_two_runs_of_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    assert len({runs.begin(tmp_path, SCENARIO, "simulated") for _ in range(5)}) == 5
+
+
+def test_a_killed_run_keeps_its_finished_steps_and_says_that_it_was_interrupted(tmp_path: Path) -> None:
+    folder = runs.begin(tmp_path, SCENARIO, "measured")
+    lines = [msgspec.json.encode(span) for span in spans(2)]
+    (folder / "spans.jsonl").write_bytes(b"\n".join(lines) + b"\n" + lines[0][:20])
+    timeline = runs.read(folder)
+    assert timeline.header.status == "interrupted"
+    assert list(timeline.spans) == spans(2)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"[1", b'{"header": {"scenario": 3}}'])
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(InputError, match="not a run"):
+        runs.read(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InputError, match="--out"):
+        runs.begin(tmp_path / "file", SCENARIO, "simulated")
+
+
+def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    runs.write_atomically(path, b"old")
+    with pytest.raises(TypeError):
+        runs.write_atomically(path, "text")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"old"

@@ -1,0 +1,83 @@
+"""Fitting recovers what was planted, whatever the noise does within reason."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.errors import InputError
+from lab.measurement import Measurement
+from profiles.fit import fit
+from profiles.formula import FORMULAS, terms
+
+SHAPES = [(tokens, tokens * context) for tokens in (1, 4, 16, 64, 256, 1024) for context in (8, 32, 128)]
+
+
+def points(
+    coefficients: tuple[float, float, float], noise: float = 0.0, seed: int = 0, neighbours: int = 0, slow: float = 1.0
+):
+    rng = np.random.default_rng(seed)
+    each, linear, attention = coefficients
+    return [
+        Measurement(
+            op="forward",
+            quantities={"passes": 1, "tokens": tokens, "linear_flops": 1e6 * tokens, "attention_flops": 1e3 * squares},
+            seconds=slow
+            * (each + linear * 1e6 * tokens + attention * 1e3 * squares)
+            * (1 + noise * rng.standard_normal()),
+            model="tiny-llama",
+            neighbours=neighbours,
+        )
+        for tokens, squares in SHAPES
+    ]
+
+
+planted = st.tuples(st.floats(1e-4, 1e-1), st.floats(1e-12, 1e-9), st.floats(1e-12, 1e-9))
+
+
+@given(planted)
+def test_planted_coefficients_are_recovered(coefficients: tuple[float, float, float]) -> None:
+    found = fit(points(coefficients), name="p", source={}).ops["forward"]
+    for point in points(coefficients):
+        assert found.seconds(terms("forward", point.quantities)) == pytest.approx(point.seconds, rel=1e-6)
+    assert found.residual_p90 < 1e-6
+    assert found.points == len(SHAPES)
+
+
+@given(planted, st.integers(0, 100))
+def test_noise_of_five_percent_moves_predictions_by_less_than_that(coefficients, seed: int) -> None:
+    found = fit(points(coefficients, 0.05, seed), name="p", source={}).ops["forward"]
+    errors = [found.seconds(terms("forward", p.quantities)) / p.seconds - 1 for p in points(coefficients)]
+    assert np.median(np.abs(errors)) < 0.05
+    assert all(value >= 0 for value in found.coefficients.values())
+
+
+def test_one_wild_point_moves_little() -> None:
+    clean = points((1e-2, 1e-10, 1e-10))
+    wild = [*clean[:-1], Measurement(op="forward", quantities=clean[-1].quantities, seconds=50 * clean[-1].seconds)]
+    found = fit(wild, name="p", source={}).ops["forward"]
+    for point in clean[:-3]:
+        assert found.seconds(terms("forward", point.quantities)) == pytest.approx(point.seconds, rel=0.1)
+
+
+@given(st.floats(1.0, 3.0), st.floats(1.0, 2.0))
+def test_slowdown_beside_busy_cores_is_recovered_and_never_falls(first: float, more: float) -> None:
+    base = (1e-2, 1e-10, 1e-10)
+    beside = points(base, neighbours=1, slow=first) + points(base, neighbours=3, slow=first * more)
+    found = fit(points(base) + beside, name="p", source={}).ops["forward"].interference
+    assert found == pytest.approx((first, first, first * more), rel=1e-6)
+
+
+def test_every_op_that_was_not_measured_is_absent() -> None:
+    profile = fit(points((1e-2, 1e-10, 1e-10)), name="p", source={})
+    assert set(profile.ops) == {"forward"} and profile.models == ("tiny-llama",)
+    assert set(FORMULAS) > {"forward"}
+
+
+def test_nothing_and_two_device_kinds_and_unknown_ops_are_refused() -> None:
+    one = Measurement(op="forward", quantities={}, seconds=1)
+    other = Measurement(op="forward", quantities={}, seconds=1, device="h100-80g-sxm")
+    strange = Measurement(op="lunch", quantities={}, seconds=1)
+    for wrong in ([], [one, other], [strange]):
+        with pytest.raises(InputError):
+            fit(wrong, name="p", source={})
