@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,3 +39,16 @@ class Samples:
 
     def with_columns(self, **columns: Any) -> Samples:
         return replace(self, columns=self.columns | columns)
+
+
+def merge(parts: Sequence[Samples]) -> Samples:
+    """The samples of several engines as one step's, in the order of prompts; samples of a prompt stay in order."""
+    prompts = np.concatenate([part.prompts for part in parts])
+    order = np.argsort(prompts, kind="stable")
+    tokens = [item for part in parts for item in part.tokens]
+    logprobs = [item for part in parts for item in part.logprobs]
+    return Samples(
+        step=parts[0].step, policy_version=min(part.policy_version for part in parts), prompts=prompts[order],
+        num_prompt_tokens=np.concatenate([part.num_prompt_tokens for part in parts])[order],
+        tokens=[tokens[i] for i in order], logprobs=[logprobs[i] for i in order],
+    )  # fmt: skip

@@ -17,10 +17,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from executor.limits import MAX_POSITIONS
 from executor.tokenizer import BOS, EOS, IDS, PAD, save_tokenizer
 from lab.model import ModelSpec
 
-MAX_POSITIONS = 4096
 VALUE_HEAD = "value_head.safetensors"
 
 
@@ -31,7 +31,6 @@ class Critic(nn.Module):
         super().__init__()
         self.trunk = trunk
         self.value_head = nn.Linear(trunk.config.hidden_size, 1, bias=False)
-        nn.init.zeros_(self.value_head.weight)  # values start at zero, so the first advantages are the rewards'
 
     @property
     def config(self) -> PretrainedConfig:
@@ -58,8 +57,8 @@ def configuration(spec: ModelSpec) -> PretrainedConfig:
 def build_actor(spec: ModelSpec, seed: int, weights: str = "random") -> LlamaForCausalLM:
     """The policy network in float32: from the seed, or from a folder with safetensors and config.
 
-    Matrices are drawn with standard deviation hidden^-1/2 in small networks (0.02 from width 1024 on), the LM head
-    ten times smaller, so that the first policy is close to uniform. The same seed gives the same weights.
+    Matrices are drawn with standard deviation hidden^-1/2 in small networks, which learn several times faster from it
+    than from the usual 0.02, and with 0.02 from width 1024 on. The same seed gives the same weights.
     Raises ValueError where the folder holds a network of another shape.
     """
     if weights != "random":
@@ -68,19 +67,18 @@ def build_actor(spec: ModelSpec, seed: int, weights: str = "random") -> LlamaFor
     network = Qwen2ForCausalLM if spec.qkv_bias else LlamaForCausalLM
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        actor = network(config).float()
-    if not spec.tied_embeddings:
-        with torch.no_grad():
-            actor.lm_head.weight.mul_(0.1)
-    return actor
+        return network(config).float()
 
 
-def build_critic(spec: ModelSpec, seed: int, weights: str = "random") -> Critic:
-    """A value network: the actor's trunk of the same seed (or folder) and a value head that starts at zero.
+def build_critic(spec: ModelSpec, seed: int, weights: str = "random", *, head_std: float = 0.0) -> Critic:
+    """A value network: the actor's trunk of the same seed (or folder) and a value head, at zero unless `head_std`.
 
-    `forward(input_ids, attention_mask)` gives values [B, T].
+    `forward(input_ids, attention_mask)` gives values [B, T]. At a zero head the first advantages are the rewards'; a
+    reward model that is not trained needs another one to tell samples apart.
     """
     critic = Critic(build_actor(spec, seed, weights).model)
+    generator = torch.Generator().manual_seed(seed)
+    nn.init.normal_(critic.value_head.weight, std=head_std * spec.hidden**-0.5, generator=generator)
     if weights != "random" and (Path(weights) / VALUE_HEAD).exists():
         critic.value_head.load_state_dict(load_file(str(Path(weights) / VALUE_HEAD)))
     return critic

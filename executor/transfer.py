@@ -7,7 +7,6 @@ vLLM's; no global state is touched. Nothing here imports vLLM, so a trainer star
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
@@ -15,13 +14,6 @@ import torch
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
 TIMEOUT = timedelta(seconds=120)
-
-
-def free_port() -> int:
-    """A TCP port of this machine that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class WeightGroup:

@@ -1,1 +1,1 @@
-"""simulator"""
+"""A scenario, played in virtual time."""

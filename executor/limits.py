@@ -1,0 +1,109 @@
+"""What the executor cannot honour, refused by name before anything starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from executor.origin import origin
+from executor.tasks import reward_function
+from executor.tokenizer import IDS
+from lab.errors import InputError
+from lab.model import ModelSpec
+from lab.scenario import Scenario
+
+BLOCK_MULTIPLE = 32
+"""vLLM's attention on a CPU takes KV blocks of a multiple of this many tokens"""
+MAX_POSITIONS = 4096
+"""tokens of the longest sequence that the networks are built for"""
+
+
+def refuse(scenario: Scenario) -> None:
+    """Raises InputError naming the first key that this executor cannot honour on this machine."""
+    for rule in (_devices, _models, _placements, _engine, _reward):
+        for key, problem, remedy in rule(scenario):
+            raise InputError(key=key, problem=problem, remedy=remedy)
+
+
+Refusal = tuple[str, str, str]
+
+
+def _devices(scenario: Scenario) -> Iterator[Refusal]:
+    cores = len(os.sched_getaffinity(0))
+    named = {device for devices in scenario.devices.values() for device in devices}
+    for pool, devices in scenario.devices.items():
+        kinds = {scenario.hardware.node_of(device).device for device in devices} - {"cpu-core"}
+        if kinds and any(worker.pool == pool for worker in scenario.workers.values()):
+            yield f"pools.{pool}", f"execution uses CPU cores, this pool has {min(kinds)}", "simulate it, or name cores"
+    if len({scenario.hardware.machine_of(device) for device in named}) > 1:
+        yield "pools", "the devices stand on several machines, execution uses this one", "use `cluster: local`"
+    if len(named) > cores:
+        yield "pools", f"{len(named)} cores are named, this machine has {cores}", f"name at most {cores} cores"
+
+
+def _models(scenario: Scenario) -> Iterator[Refusal]:
+    roles = [role for role in scenario.algorithm.roles if role != "reward" or _reward_model(scenario)]
+    for role in roles:
+        model, start = scenario.model(role), origin(scenario, role)
+        if model.dtype != "float32":
+            yield f"models.{role}.dtype", f"{model.dtype} is not executed on a CPU", "set `dtype: float32`"
+        if start.weights != "random" and not (Path(start.weights) / "config.json").is_file():
+            yield f"models.{role}.weights", f"{start.weights} has no config.json", "name a Hugging Face folder"
+        if start.spec.vocabulary < len(IDS):
+            problem = f"a vocabulary of {start.spec.vocabulary} is smaller than the tokenizer's {len(IDS)}"
+            yield f"models.{role}.arch", problem, "choose a larger one, for example tiny-llama"
+    if scenario.workload.max_sequence_tokens >= MAX_POSITIONS:
+        problem = (
+            f"sequences of {scenario.workload.max_sequence_tokens} tokens; at most {MAX_POSITIONS - 1} are executed"
+        )
+        yield "workload.response_tokens", problem, "shorten prompts or responses"
+
+
+def _placements(scenario: Scenario) -> Iterator[Refusal]:
+    place = scenario.place
+    parts = [(f"actor.generate[{i}]", part) for i, part in enumerate(place.actor_generate)]
+    named = {"actor.train": place.actor_train, "critic.train": place.critic_train}
+    scores = {"reference.score": place.reference_score, "reward.score": place.reward_score}
+    for key, part in [*parts, *named.items(), *scores.items()]:
+        if part is not None and part.tensor_parallel > 1:
+            yield f"place.{key}.tensor_parallel", "tensor parallelism is not executed on a CPU", "set it to 1"
+    for key, train in named.items():
+        if train is not None and train.offload != "none":
+            yield f"place.{key}.offload", "a CPU has no other memory to offload to", "set `offload: none`"
+
+
+def _engine(scenario: Scenario) -> Iterator[Refusal]:
+    rollout, longest = scenario.rollout, scenario.workload.max_sequence_tokens + 1
+    if rollout.block_tokens % BLOCK_MULTIPLE:
+        problem = f"{rollout.block_tokens} is not a multiple of {BLOCK_MULTIPLE}, which vLLM needs on a CPU"
+        yield (
+            "rollout.block_tokens",
+            problem,
+            f"set it to {-(-rollout.block_tokens // BLOCK_MULTIPLE) * BLOCK_MULTIPLE}",
+        )
+    if rollout.kv_bytes is None:
+        yield "rollout.kv_bytes", "workers on a CPU share its memory, so a fraction says nothing", "set it, e.g. 64 MiB"
+    elif (needed := _blocks_bytes(scenario.spec("actor"), longest, rollout.block_tokens)) > rollout.kv_bytes:
+        yield "rollout.kv_bytes", f"the longest sequence needs {needed:.0f} bytes", "enlarge it"
+    if rollout.max_num_batched_tokens < rollout.max_num_seqs:
+        problem = f"fewer than max_num_seqs ({rollout.max_num_seqs}), which vLLM refuses"
+        yield "rollout.max_num_batched_tokens", problem, f"set it to {rollout.max_num_seqs} or more"
+
+
+def _blocks_bytes(spec: ModelSpec, tokens: int, block_tokens: int) -> float:
+    """KV bytes of one sequence in whole blocks, and of the null block that vLLM keeps."""
+    return (-(-tokens // block_tokens) + 1) * block_tokens * spec.kv_bytes_per_token("float32")
+
+
+def _reward(scenario: Scenario) -> Iterator[Refusal]:
+    name = scenario.place.reward_score.function
+    if name is not None:
+        try:
+            reward_function(name, scenario.data.task)
+        except ValueError as error:
+            yield "place.reward.score.function", str(error), "use `task`, or module:name of a function"
+
+
+def _reward_model(scenario: Scenario) -> bool:
+    return scenario.place.reward_score.kind == "model"

@@ -1,0 +1,152 @@
+"""The processes of a run: one Ray actor for each worker of the scenario, all in one placement group."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from lab.errors import InputError
+from lab.placement import Worker
+from lab.scenario import Scenario
+
+HOST = "127.0.0.1"
+_GRAIN = 10_000
+"""Ray counts CPUs in ten-thousandths"""
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in the actor's own process
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCHDYNAMO_DISABLE": "1",  # vLLM's sampler would compile for 20 s once log-probs are asked for
+    "DS_ACCELERATOR": "cpu",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+
+
+class Workers:
+    """All actors of a scenario, by worker name. A context: leaving it ends every process that it started."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.actors: dict[str, Any] = {}
+        self.weight_port = free_port()
+        self._group: PlacementGroup | None = None
+        self._ray_folder: str | None = None
+        """of the Ray that this run started; None where Ray was running already"""
+
+    def start(self) -> None:
+        """Starts Ray where it does not run yet, then every actor at once or none.
+
+        Raises InputError where the cluster has too few CPUs.
+        """
+        if not ray.is_initialized():
+            self._ray_folder = tempfile.mkdtemp(prefix="lab-")  # short: paths of sockets end at 107 bytes
+            start_ray(self._ray_folder)
+        shares = cpu_shares(self.scenario)
+        available = ray.available_resources().get("CPU", 0.0)
+        if sum(shares.values()) > available + 1e-6:
+            problem = f"the workers need {sum(shares.values()):g} CPUs, Ray has {available:g} free"
+            raise InputError(key="pools", problem=problem, remedy="name fewer cores, or end what else runs on Ray")
+        self._group = placement_group([{"CPU": share} for share in shares.values()], strategy="PACK")
+        ray.get(self._group.ready(), timeout=60)
+        ports = {role: free_port() for role in ("actor", "critic")}
+        for bundle, (name, share) in enumerate(shares.items()):
+            worker = self.scenario.workers[name]
+            kind, arguments, variables = _actor(self.scenario, worker, ports)
+            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+            options = {"num_cpus": share, "scheduling_strategy": place, "runtime_env": {"env_vars": variables}}
+            self.actors[name] = ray.remote(kind).options(**options).remote(*arguments)
+
+    def team(self, role: str, work: str) -> list[Any]:
+        """The actors of one (role, work), in order."""
+        return [self.actors[worker.name] for worker in self.scenario.team(role, work)]
+
+    def stop(self) -> None:
+        """Kills every actor, whatever it does, and ends Ray where `start` began it."""
+        for actor in self.actors.values():
+            ray.kill(actor)
+        if self._group is not None:
+            remove_placement_group(self._group)
+        if self._ray_folder is not None:
+            ray.shutdown()
+            shutil.rmtree(self._ray_folder, ignore_errors=True)
+        self.actors, self._group, self._ray_folder = {}, None, None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def cpu_shares(scenario: Scenario) -> dict[str, float]:
+    """CPUs that each worker claims of Ray: its own devices, or an equal share of a resident pool's.
+
+    Shares are rounded down to what Ray can count, so that a pool's workers never need more than the pool has.
+    """
+    sizes = {pool: sum(worker.pool == pool for worker in scenario.workers.values()) for pool in scenario.pools}
+    shares = {}
+    for worker in scenario.workers.values():
+        sharing = scenario.sharing.get(worker.pool)
+        resident = sharing is not None and sharing.how == "resident"
+        own = len(scenario.devices[worker.pool]) / sizes[worker.pool] if resident else len(worker.devices)
+        shares[worker.name] = int(min(own, len(worker.devices)) * _GRAIN) / _GRAIN
+    return shares
+
+
+def free_port() -> int:
+    """A TCP port of this machine that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def start_ray(folder: str) -> None:
+    """A Ray on this machine alone, with its files in `folder`, which has to have a short name."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        address="local", num_cpus=len(os.sched_getaffinity(0)), num_gpus=0, include_dashboard=False,
+        log_to_driver=False, logging_level=logging.ERROR, _temp_dir=folder,
+    )  # fmt: skip
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Variables that a worker's process starts with; it finds the packages where this process found them."""
+    here = str(Path(__file__).resolve().parents[1])
+    paths = os.pathsep.join(dict.fromkeys([here, os.getcwd(), *filter(None, sys.path)]))
+    return ENVIRONMENT | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": paths}
+
+
+def _actor(scenario: Scenario, worker: Worker, ports: dict[str, int]) -> tuple[type, tuple[Any, ...], dict[str, str]]:
+    """Class, arguments and environment of a worker's actor."""
+    from executor.rollout import RolloutWorker
+    from executor.scoring import ReferenceWorker, RewardWorker
+    from executor.trainer import Trainer
+
+    team = scenario.team(worker.role, worker.work)
+    index, variables = team.index(worker), environment(worker.threads)
+    if worker.work == "generate":
+        return RolloutWorker, (worker, index, scenario), variables
+    if worker.work == "score":
+        return (RewardWorker if worker.role == "reward" else ReferenceWorker), (worker, scenario), variables
+    variables |= {
+        "RANK": str(index), "LOCAL_RANK": str(index), "WORLD_SIZE": str(len(team)), "LOCAL_SIZE": str(len(team)),
+        "MASTER_ADDR": HOST, "MASTER_PORT": str(ports[worker.role]),
+    }  # fmt: skip
+    return Trainer, (worker, index, len(team), worker.role, scenario, ports[worker.role]), variables

@@ -1,0 +1,182 @@
+"""Plays a scenario in virtual time: one process per node of the dataflow, each waiting for what it requires.
+
+The loop is the executor's: await the requirements, run the stage, publish. Only the stage itself differs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+
+from lab.dataflow import build
+from lab.errors import InputError
+from lab.library import device as library_device
+from lab.placement import Worker
+from lab.policies.dispatch import round_robin
+from lab.scenario import Scenario
+from lab.timeline import Header, Timeline, header_of
+from profiles.cost import CostModel
+from profiles.memory import kv_blocks, peaks
+from profiles.profile import Profile
+from simulator import scoring, update
+from simulator.rollout import Engine, Piece, Request
+from simulator.world import Lane, Process, World
+
+
+def simulate(scenario: Scenario, profiles: Mapping[str, Profile]) -> Timeline:
+    """The predicted timeline of a scenario; `profiles` by device kind.
+
+    Deterministic: equal arguments give equal timelines. Raises InputError where a sequence cannot fit the KV cache.
+    """
+    begun = time.monotonic()
+    costs = CostModel(scenario, profiles)
+    world = World(scenario, build(scenario), costs)
+    for stage in world.dataflow.nodes:
+        world.env.process(_node(world, stage))
+    try:
+        world.env.run()
+    except ValueError as error:
+        raise InputError(
+            key="rollout.kv_bytes", problem=str(error), remedy="enlarge it, or shorten sequences"
+        ) from None
+    return Timeline.of(_header(world, time.monotonic() - begun), world.spans)
+
+
+def _node(world: World, stage: str) -> Process:
+    for step in world.dataflow.steps(stage):
+        for needed in world.dataflow.requirements(stage, step):
+            yield world.finished(*needed)
+        yield from _call(world, stage)
+        yield world.env.all_of([world.env.process(part) for part in STAGES[stage](world, step)])
+        world.finished(stage, step).succeed()
+
+
+def _call(world: World, stage: str) -> Process:
+    """The driver's calls to the stage's workers, before and after their work; they go out together."""
+    worker = world.scenario.workers[world.dataflow.nodes[stage].workers[0]]
+    yield world.env.timeout(world.cost(worker, "dispatch", {"calls": 1.0, "bytes": 0.0}).seconds)
+
+
+def _rollout(world: World, step: int) -> list[Process]:
+    engines = world.scenario.team("actor", "generate")
+    shares = round_robin(world.scenario.workload.prompts_per_step, len(engines))
+    return [_generate(world, worker, step, share) for worker, share in zip(engines, shares, strict=True) if share]
+
+
+def _generate(world: World, worker: Worker, step: int, prompts: list[int]) -> Process:
+    """One engine's part of a step."""
+    scenario = world.scenario
+    sizes = scenario.workload.prompt_lengths(scenario.seed, step)
+    lengths = scenario.workload.response_lengths(scenario.seed, step)
+    requests = [
+        Request(group=prompt, prompt=int(sizes[prompt]), response=int(length))
+        for prompt in prompts
+        for length in lengths[prompt]
+    ]
+    engine = Engine(rollout=scenario.rollout, num_blocks=kv_blocks(scenario, worker))
+    lane, counts = (
+        Lane(world, "rollout", step, worker),
+        dict.fromkeys(("iterations", "preemptions", "recomputed_tokens"), 0),
+    )
+    for piece in engine.pieces(requests):
+        yield from _piece(world, lane, piece)
+        counts["iterations"] += piece.iterations
+        counts["preemptions"] += piece.preempted
+        counts["recomputed_tokens"] += piece.recomputed_tokens
+    given, made = sum(request.prompt for request in requests), sum(request.response for request in requests)
+    host = {"calls": 1.0, "samples": float(len(requests)), "tokens": float(made)}
+    yield from world.spend(worker, "rollout_host", host)
+    counts |= {
+        "samples": len(requests),
+        "prompt_tokens": given,
+        "response_tokens": made,
+        "cached_tokens": engine.cached_tokens,
+    }
+    lane.end(tokens=given + made, **counts)
+
+
+def _piece(world: World, lane: Lane, piece: Piece) -> Process:
+    """Iterations of a piece cost an arithmetic series: costs are affine in the context."""
+    start, worker = world.now, lane.worker
+    ends = [world.cost(worker, "engine_step", _quantities(world, piece, end)) for end in (0, 1)]
+    seconds = piece.iterations * (ends[0].seconds + ends[1].seconds) / 2
+    yield from world.cores(worker).work(worker, "engine_step", seconds)
+    op = "prefill" if piece.prefill_tokens else "decode"
+    tokens, far = piece.iterations * piece.tokens, any(end.extrapolated for end in ends)
+    lane.record(op, start, far, tokens=tokens, iterations=piece.iterations, sequences=piece.sequences)
+
+
+def _quantities(world: World, piece: Piece, end: int) -> dict[str, float]:
+    spec, dtype = world.scenario.spec("actor"), world.scenario.model("actor").dtype
+    return {
+        "sequences": float(piece.sequences),
+        "tokens": float(piece.tokens),
+        "linear_flops": spec.linear_flops(piece.tokens, head_tokens=piece.sequences),
+        "attention_flops": spec.attention_flops(piece.token_context[end]),
+        "kv_bytes": piece.context_read[end] * spec.kv_bytes_per_token(dtype),
+    }
+
+
+def _lengths(world: World, step: int) -> list[int]:
+    """Tokens of every sample of a step, prompt and response."""
+    scenario = world.scenario
+    prompts = scenario.workload.prompt_lengths(scenario.seed, step)[:, None]
+    return [int(n) for n in (prompts + scenario.workload.response_lengths(scenario.seed, step)).ravel()]
+
+
+def _values(world: World, step: int) -> list[Process]:
+    lengths = _lengths(world, step)
+    return [scoring.value(world, step, lengths, rank) for rank in range(len(world.scenario.team("critic", "train")))]
+
+
+STAGES: dict[str, Callable[[World, int], list[Process]]] = {
+    "rollout": _rollout,
+    "reward": lambda world, step: [scoring.score(world, "reward", step, _lengths(world, step))],
+    "reference": lambda world, step: [scoring.score(world, "reference", step, _lengths(world, step))],
+    "value": _values,
+    "advantage": lambda world, step: [update.advantage(world, step, _lengths(world, step))],
+    "update_critic": lambda world, step: update.update(world, "critic", step, _lengths(world, step)),
+    "update_actor": lambda world, step: update.update(world, "actor", step, _lengths(world, step)),
+    "weight_sync": lambda world, step: [update.weight_sync(world, step)],
+    "checkpoint": update.checkpoint,
+}
+"""by stage: the processes, one per worker, that play it in one step"""
+
+
+def _header(world: World, wall_s: float) -> Header:
+    scenario = world.scenario
+    trained = scenario.num_steps * scenario.workload.samples_per_step
+    samples = {
+        "issued": trained,
+        "trained": trained,
+        "dropped": 0,
+        "aborted": 0,
+        "lost": 0,
+        "buffered": 0,
+        "in_flight": 0,
+    }
+    return msgspec.structs.replace(
+        header_of(scenario, "simulated"), profiles=world.costs.header_profiles(), memory=peaks(scenario),
+        samples=samples, price_per_hour=_price(scenario), software=_software(), wall_s=wall_s,
+    )  # fmt: skip
+
+
+def _price(scenario: Scenario) -> float | None:
+    """US dollars per hour of all devices in pools; None where one has no price."""
+    devices = [device for devices in scenario.devices.values() for device in devices]
+    prices = [library_device(scenario.hardware.node_of(device).device).price_per_hour for device in devices]
+    return None if None in prices else float(sum(price or 0.0 for price in prices))
+
+
+def _software() -> dict[str, Any]:
+    found = {}
+    for name in ("rlhf-lab", "simpy", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

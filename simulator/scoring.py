@@ -1,0 +1,63 @@
+"""Frozen models and rules that score a step's samples, and the critic's values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lab.model import ModelSpec
+from lab.policies.microbatch import deal, pack, padded_tokens
+from simulator.world import Lane, Process, World
+
+
+def passes(
+    spec: ModelSpec, lengths: Sequence[int], groups: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """Tokens and cost quantities of each forward pass; padded rows cost like full ones."""
+    for group in groups:
+        padded, longest = padded_tokens(lengths, group), max(lengths[i] for i in group)
+        yield (
+            sum(lengths[i] for i in group),
+            {
+                "passes": 1.0,
+                "tokens": float(padded),
+                "linear_flops": spec.linear_flops(padded),
+                "attention_flops": spec.attention_flops(len(group) * longest * (longest + 1) / 2),
+            },
+        )
+
+
+def score(world: World, stage: str, step: int, lengths: Sequence[int]) -> Process:
+    """Reward or reference on its one worker, over all samples."""
+    role = "reward" if stage == "reward" else "reference"
+    worker = world.scenario.team(role, "score")[0]
+    place = world.scenario.place
+    lane, host = Lane(world, stage, step, worker), _host(lengths)
+    if role == "reward" and place.reward_score.kind == "function":
+        yield from world.spend(worker, "reward", host)
+    else:
+        chosen = place.reward_score if role == "reward" else place.reference_score
+        assert chosen is not None, "refused by lab.coherence"
+        groups = pack(lengths, world.scenario.update.microbatch_tokens, chosen.max_batch_samples)
+        yield from _forward(world, lane, lengths, groups)
+        yield from world.spend(worker, "score_host", host)
+    lane.end(tokens=sum(lengths), samples=len(lengths))
+
+
+def value(world: World, step: int, lengths: Sequence[int], rank: int) -> Process:
+    """Values of the samples that one rank of the critic is dealt."""
+    team = world.scenario.team("critic", "train")
+    mine = [lengths[i] for i in deal(len(lengths), len(team))[rank]]
+    lane = Lane(world, "value", step, team[rank])
+    if mine:
+        yield from _forward(world, lane, mine, pack(mine, world.scenario.update.microbatch_tokens))
+    yield from world.spend(team[rank], "score_host", _host(mine))
+    lane.end(tokens=sum(mine), samples=len(mine))
+
+
+def _forward(world: World, lane: Lane, lengths: Sequence[int], groups: Sequence[Sequence[int]]) -> Process:
+    for tokens, quantities in passes(world.scenario.spec(lane.worker.role), lengths, groups):
+        yield from lane.op("forward", "logprob", quantities, tokens=tokens)
+
+
+def _host(lengths: Sequence[int]) -> dict[str, float]:
+    return {"calls": 1.0, "samples": float(len(lengths)), "tokens": float(sum(lengths))}
