@@ -28,7 +28,8 @@ def compare(
 
 def lines(result: dict[str, Any]) -> list[str]:
     """What explains the gap, and where to look."""
-    return [*(f"· {reason['text']}" for reason in result["explains"][:3]), f"report: {result['report']}"]
+    reasons = [reason["text"] for reason in result["explains"] if abs(reason["seconds"]) > 1e-9]
+    return [*(f"· {text}" for text in reasons[:3]), f"report: {result['report']}"]
 
 
 def side_by_side(predicted: Any, measured: Sequence[Any], out: Path) -> dict[str, Any]:

@@ -1,0 +1,110 @@
+"""Where a pool's device-seconds went: compute by stage, communication, waiting for a stage, checkpoint, idle."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from lab.intervals import Interval, divide
+from lab.timeline import Span, Timeline
+
+COMMUNICATION_STAGES = frozenset({"weight_sync", "transfer"})
+COMMUNICATION_OPS = frozenset({"transfer", "grad_sync", "all_reduce"})
+DISPATCH = "waiting:dispatch"
+"""between the end of what a stage waited for and its start: the driver and the calls to the workers"""
+
+
+def accounts(timeline: Timeline, makespan: float) -> dict[str, dict[str, float]]:
+    """By pool: shares of its device-seconds over the makespan, which add to 1; empty without any time."""
+    if makespan <= 0:
+        return {pool: {} for pool in timeline.header.pools}
+    stages = {span.span_id: span for span in timeline.stages()}
+    labelled = _labelled(timeline)
+    found = {}
+    for pool, devices in timeline.header.pools.items():
+        total: dict[str, float] = defaultdict(float)
+        for device in devices:
+            for account, seconds in _device(timeline, device, makespan, labelled, stages).items():
+                total[account] += seconds
+        whole = makespan * len(devices)
+        found[pool] = {account: seconds / whole for account, seconds in sorted(total.items()) if seconds > 0}
+    return found
+
+
+def _labelled(timeline: Timeline) -> dict[str, list[tuple[Span, list[tuple[str, Interval]]]]]:
+    """By worker: its stage spans, each with the accounts that its time falls into."""
+    inside: dict[str, list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        if span.op in COMMUNICATION_OPS:
+            inside[span.span_id.split("#")[0]].append(span)
+    found: dict[str, list[tuple[Span, list[tuple[str, Interval]]]]] = defaultdict(list)
+    for span in timeline.stages():
+        found[span.worker].append((span, list(_parts(span, inside.get(span.span_id, [])))))
+    return found
+
+
+def _parts(span: Span, communication: list[Span]) -> Iterator[tuple[str, Interval]]:
+    if span.stage in COMMUNICATION_STAGES:
+        yield "communication", (span.start_s, span.end_s)
+        return
+    at = span.start_s
+    for op in communication:
+        yield span.stage, (at, op.start_s)
+        yield "communication", (op.start_s, op.end_s)
+        at = op.end_s
+    yield span.stage, (at, span.end_s)
+
+
+def _device(
+    timeline: Timeline,
+    device: str,
+    makespan: float,
+    labelled: dict[str, list[tuple[Span, list[tuple[str, Interval]]]]],
+    stages: dict[str, Span],
+) -> dict[str, float]:
+    """Seconds of one device by account; workers that are active together share it equally."""
+    workers = [name for name, lane in timeline.header.lanes.items() if device in lane.devices]
+    active: dict[str, list[Interval]] = {}
+    for worker in workers:
+        for _, parts in labelled.get(worker, []):
+            for account, interval in parts:
+                active.setdefault(f"{worker}\0{account}", []).append(interval)
+    shares, gaps = divide(active, (0.0, makespan))
+    total: dict[str, float] = defaultdict(float)
+    for key, seconds in shares.items():
+        total[key.split("\0")[1]] += seconds
+    spans = sorted((span for worker in workers for span, _ in labelled.get(worker, [])), key=lambda span: span.start_s)
+    for account, seconds in _waits(gaps, spans, stages):
+        total[account] += seconds
+    return total
+
+
+def _waits(gaps: list[Interval], spans: list[Span], stages: dict[str, Span]) -> Iterator[tuple[str, float]]:
+    """Every gap by what the next span on the device was waiting for."""
+    position = 0
+    for start, end in gaps:
+        while position < len(spans) and spans[position].start_s < end - 1e-12:
+            position += 1
+        if position == len(spans):
+            yield "idle", end - start
+        else:
+            yield from _walk(start, end, spans[position], stages)
+
+
+def _walk(start: float, end: float, span: Span | None, stages: dict[str, Span]) -> Iterator[tuple[str, float]]:
+    """Back from a span through the causes that ended last, until the gap is covered."""
+    while span is not None and end > start:
+        causes = [stages[name] for name in span.cause_ids if name in stages]
+        cause = max(causes, key=lambda found: (found.end_s, found.span_id), default=None)
+        if cause is None:
+            break
+        after = max(cause.end_s, start)
+        if end > after:
+            yield DISPATCH, end - after
+        end, begin = min(end, after), max(cause.start_s, start)
+        if end > begin:
+            yield f"waiting:{cause.stage}", end - begin
+            end = begin
+        span = cause
+    if end > start:
+        yield "idle", end - start

@@ -1,0 +1,159 @@
+"""Figures, as the plain dictionaries that plotly draws."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lab.metrics import publications, step_times
+from lab.timeline import Span, Timeline
+
+Figure = dict[str, Any]
+
+COLOURS = {
+    # Okabe & Ito's palette, distinguishable with any colour vision, and three neutral tones
+    "rollout": "#0072B2",
+    "reward": "#E69F00",
+    "reference": "#56B4E9",
+    "value": "#F0E442",
+    "advantage": "#8C8C8C",
+    "update_actor": "#D55E00",
+    "update_critic": "#CC79A7",
+    "weight_sync": "#009E73",
+    "communication": "#009E73",
+    "checkpoint": "#4D4D4D",
+    "idle": "#ECECEC",
+}
+_OTHER = "#B0A8B9"
+_FONT = {"family": "system-ui, sans-serif", "size": 13, "color": "#222"}
+MAX_GANTT_SPANS = 4000
+"""a Gantt chart shows the first steps only where there are more stage spans"""
+
+
+def colour(account: str) -> str:
+    """Of a stage, or of an account; waiting for a stage is a pale tone of the stage's colour."""
+    if account.startswith("waiting:"):
+        base = COLOURS.get(account.removeprefix("waiting:"), _OTHER)
+        mixed = [int(int(base[i : i + 2], 16) * 0.25 + 255 * 0.75) for i in (1, 3, 5)]
+        return "#" + "".join(f"{part:02X}" for part in mixed)
+    return COLOURS.get(account, _OTHER)
+
+
+def gantt(timeline: Timeline) -> Figure:
+    """Lanes are workers; setup is left out."""
+    return gantts({timeline.header.origin: timeline})
+
+
+def gantts(timelines: Mapping[str, Timeline]) -> Figure:
+    """Gantt charts below each other on one time axis."""
+    number, gap = len(timelines), 0.12
+    height = (1 - gap * (number - 1)) / number
+    traces: list[Figure] = []
+    layout: Figure = _layout(xaxis={"title": {"text": "seconds since the first step could start"}, "zeroline": False})
+    annotations, lanes = [], 0
+    for position, (label, timeline) in enumerate(timelines.items()):
+        axis = "" if position == 0 else str(position + 1)
+        top = 1 - position * (height + gap)
+        names = list(timeline.header.lanes) or sorted({span.worker for span in timeline.stages()})
+        lanes += len(names)
+        layout[f"yaxis{axis}"] = {
+            "domain": [max(top - height, 0), top], "categoryorder": "array", "categoryarray": names[::-1], "automargin": True
+        }  # fmt: skip
+        annotations.append(_title(label, top))
+        traces += _bars(timeline, f"y{axis}", {trace["name"] for trace in traces})
+    layout |= {"annotations": annotations, "barmode": "overlay", "height": 150 + 34 * lanes + 40 * number}
+    layout["xaxis"]["anchor"] = "y" if number == 1 else f"y{number}"
+    return {"data": traces, "layout": layout}
+
+
+def _title(text: str, y: float) -> Figure:
+    return {
+        "text": f"<b>{_plain(text)}</b>", "x": 0, "xref": "paper", "xanchor": "left", "y": y, "yref": "paper",
+        "yanchor": "bottom", "showarrow": False, "font": {"size": 14},
+    }  # fmt: skip
+
+
+def _bars(timeline: Timeline, axis: str, shown: set[str]) -> list[Figure]:
+    """One trace per stage."""
+    by_stage: dict[str, list[Span]] = defaultdict(list)
+    for span in timeline.stages()[:MAX_GANTT_SPANS]:
+        by_stage[span.stage].append(span)
+    return [
+        {
+            "type": "bar", "orientation": "h", "name": stage, "legendgroup": stage, "showlegend": stage not in shown,
+            "marker": {"color": colour(stage), "line": {"width": 0}}, "yaxis": axis, "xaxis": "x", "width": 0.7,
+            "y": [span.worker for span in spans], "base": [round(span.start_s, 6) for span in spans],
+            "x": [round(span.seconds, 6) for span in spans], "text": [_hover(span) for span in spans],
+            "hovertemplate": "%{text}<extra></extra>", "textposition": "none",
+        }
+        for stage, spans in by_stage.items()
+    ]  # fmt: skip
+
+
+def _hover(span: Span) -> str:
+    lines = [f"<b>{_plain(span.stage)}</b> step {span.step}", f"{_plain(span.worker)} in pool {_plain(span.pool)}"]
+    lines.append(f"{span.seconds:.4g} s, from {span.start_s:.4g} s")
+    lines.append(f"policy version {span.policy_version}" + (f", {span.tokens} tokens" if span.tokens else ""))
+    return "<br>".join(lines)
+
+
+def accounts(pools: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
+    """Stacked shares of device-seconds; `pools`: by bar label, then pool, then account."""
+    bars = [(label, pool, parts) for label, found in pools.items() for pool, parts in found.items()]
+    names = list(dict.fromkeys(account for *_, parts in bars for account in parts))
+    names.sort(key=lambda name: (name == "idle", name.startswith("waiting:"), name))
+    labels = [f"{_plain(pool)} · {_plain(label)}" if len(pools) > 1 else _plain(pool) for label, pool, _ in bars]
+    traces = [
+        {
+            "type": "bar", "orientation": "h", "name": name, "y": labels, "x": [parts.get(name, 0.0) for *_, parts in bars],
+            "marker": {"color": colour(name)}, "hovertemplate": f"{_plain(name)}: %{{x:.1%}}<extra>%{{y}}</extra>",
+        }
+        for name in names
+    ]  # fmt: skip
+    layout = _layout(xaxis={"tickformat": ".0%", "range": [0, 1], "title": {"text": "share of device-seconds"}})
+    axis = {"categoryorder": "array", "categoryarray": labels[::-1], "automargin": True}
+    return {"data": traces, "layout": layout | {"barmode": "stack", "yaxis": axis, "height": 170 + 34 * len(bars)}}
+
+
+def steps(timelines: Mapping[str, Timeline]) -> Figure:
+    """Step time over the steps."""
+    traces = [
+        {
+            "type": "scatter", "mode": "lines+markers", "name": label, "x": list(range(len(step_times(timeline)))),
+            "y": step_times(timeline), "hovertemplate": "step %{x}: %{y:.4g} s<extra></extra>",
+        }
+        for label, timeline in timelines.items()
+    ]  # fmt: skip
+    layout = _layout(xaxis={"title": {"text": "step"}}, yaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
+    return {"data": traces, "layout": layout | {"height": 320}}
+
+
+def rewards(timelines: Mapping[str, Timeline]) -> Figure | None:
+    """Mean reward over the steps of the measured runs; None where none recorded it."""
+    traces: list[Figure] = []
+    for label, timeline in timelines.items():
+        rows = [row for row in timeline.header.learning[: len(publications(timeline))] if "reward" in row]
+        if rows:
+            points = {"x": [row["step"] for row in rows], "y": [row["reward"] for row in rows]}
+            traces.append({"type": "scatter", "mode": "lines+markers", "name": label} | points)
+    layout = _layout(xaxis={"title": {"text": "step"}}, yaxis={"title": {"text": "mean reward"}})
+    return {"data": traces, "layout": layout | {"height": 300}} if traces else None
+
+
+def _layout(**axes: Figure) -> Figure:
+    return {
+        "font": _FONT, "plot_bgcolor": "white", "paper_bgcolor": "white", "margin": {"l": 10, "r": 20, "t": 40, "b": 50},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"}, "bargap": 0.3,
+        "hoverlabel": {"align": "left"}, **{name: {"gridcolor": "#EEE", "automargin": True} | axis for name, axis in axes.items()},
+    }  # fmt: skip
+
+
+def _plain(text: str) -> str:
+    """Text that plotly shows as it is: its labels take HTML."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def titles(figures: Sequence[tuple[str, Figure | None]]) -> list[tuple[str, Figure]]:
+    """The figures there are, with their titles."""
+    return [(title, figure) for title, figure in figures if figure is not None]

@@ -1,0 +1,106 @@
+"""Self-contained HTML pages: of one run, and of a prediction beside its measurement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lab import charts
+from lab.compare import Comparison, Row
+from lab.timeline import Timeline
+
+
+def write_run_report(timeline: Timeline, summary: Mapping[str, Any], path: Path) -> None:
+    """The page of one run."""
+    label = {timeline.header.origin: timeline}
+    figures = charts.titles(
+        [
+            ("Gantt chart", charts.gantt(timeline)),
+            ("Where the device-seconds went", charts.accounts({timeline.header.origin: summary["pools"]})),
+            ("Step time", charts.steps(label)),
+            ("Reward", charts.rewards(label)),
+        ]
+    )
+    _write(path, "run.html.j2", figures, timeline=timeline, summary=summary)
+
+
+def write_comparison_report(
+    comparison: Comparison, predicted: Timeline, measured: Sequence[Timeline], path: Path
+) -> None:
+    """The page of a comparison; the Gantt chart shows the last repeat."""
+    both = {"predicted": predicted, "measured": measured[-1]}
+    shares = {
+        side: {pool: {name: row[side] for name, row in rows.items()} for pool, rows in comparison.pools.items()}
+        for side in both
+    }
+    runs = (
+        {f"measured {number + 1}": run for number, run in enumerate(measured)}
+        if len(measured) > 1
+        else {"measured": measured[0]}
+    )
+    figures = charts.titles(
+        [
+            ("Both Gantt charts on one time axis", charts.gantts(both)),
+            ("Where the device-seconds went", charts.accounts(shares)),
+            ("Step time", charts.steps({"predicted": predicted} | runs)),
+            ("Reward", charts.rewards(runs)),
+        ]
+    )
+    rows = [*comparison.stages.items(), ("step", comparison.step)]
+    table = [(name, row, verdict(row)) for name, row in rows]
+    _write(path, "comparison.html.j2", figures, comparison=comparison, table=table, runs=[predicted, *measured])
+
+
+def verdict(row: Row) -> str:
+    """Whether a row's error is told from its noise."""
+    if row.error is None:
+        return "only in one of the two"
+    if row.noise is None:
+        return "noise unknown"
+    return "within the noise" if abs(row.error) <= row.noise else "outside the noise"
+
+
+def _write(path: Path, template: str, figures: list[tuple[str, charts.Figure]], **content: Any) -> None:
+    from lab.runs import write_atomically
+
+    drawn = [(title, json.dumps(figure).replace("</", "<\\/")) for title, figure in figures]
+    page = _templates().get_template(template).render(figures=drawn, plotly=_plotly(), **content)
+    write_atomically(path, page.encode())
+
+
+@cache
+def _templates() -> Any:
+    import jinja2
+
+    found = jinja2.Environment(loader=jinja2.PackageLoader("lab"), autoescape=True, undefined=jinja2.StrictUndefined)
+    found.filters |= {"seconds": _seconds, "percent": _percent, "signed": _signed, "gigabytes": _gigabytes}
+    return found
+
+
+@cache
+def _plotly() -> str:
+    """The drawing library's own script, so that the page needs no network."""
+    from importlib import resources
+
+    return resources.files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value * 1e3:.1f} ms" if abs(value) < 1 else f"{value:.2f} s"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _signed(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.1%}"
+
+
+def _gigabytes(value: float) -> str:
+    return f"{value / 1e9:.2f} GB"
