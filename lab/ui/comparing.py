@@ -1,0 +1,70 @@
+"""Choose two runs, see them side by side and what explains the difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from lab import charts, runs
+from lab.cli.show import percent, seconds
+from lab.compare import Comparison, compare
+from lab.report import verdict
+from lab.ui import parts
+
+
+def page() -> None:
+    st.title("Compare two runs")
+    found = runs.list_runs(parts.RUNS)
+    if len(found) < 2:
+        st.info("There are no two runs in the folder `runs` yet. `lab run scenarios/quickstart.yaml` makes them.")
+        st.stop()
+    first = next((i for i, folder in enumerate(found) if "-simulated-" in folder.name), 0)
+    second = next((i for i, folder in enumerate(found) if "-measured-" in folder.name), len(found) - 1)
+    left, right = st.columns(2)
+    predicted = left.selectbox("Predicted", found, index=first, format_func=_name)
+    measured = right.selectbox("Measured", found, index=second, format_func=_name)
+    with parts.told():
+        ours, theirs = runs.read(predicted), runs.read(measured)
+        comparison = compare(ours, [theirs])
+    _verdict(comparison)
+    parts.figure(charts.gantts({"predicted": ours, "measured": theirs}), "gantts")
+    st.subheader("Stages and step")
+    rows = [*comparison.stages.items(), ("step", comparison.step)]
+    st.dataframe([_row(name, row) for name, row in rows], width="stretch", hide_index=True)
+    st.subheader("What explains the difference")
+    st.markdown("\n".join(f"1. {reason.text}" for reason in comparison.explains[:5]))
+    st.subheader("Where the device-seconds went")
+    shares = {
+        side: {pool: {name: row[side] for name, row in accounts.items()} for pool, accounts in comparison.pools.items()}
+        for side in ("predicted", "measured")
+    }
+    parts.figure(charts.accounts(shares), "accounts")
+
+
+def _name(folder: Path) -> str:
+    return folder.name
+
+
+def _verdict(comparison: Comparison) -> None:
+    step = comparison.step
+    shown = {
+        "predicted step": seconds(step.predicted),
+        "measured step": seconds(step.measured),
+        "error": percent(step.error, sign=True),
+        f"noise ({step.noise_kind})": percent(step.noise),
+    }
+    for column, (name, value) in zip(st.columns(len(shown)), shown.items(), strict=True):
+        column.metric(name, value)
+
+
+def _row(name: str, row: Any) -> dict[str, str]:
+    return {
+        "": name,
+        "predicted": seconds(row.predicted),
+        "measured": seconds(row.measured),
+        "error": percent(row.error, sign=True),
+        "noise": percent(row.noise),
+        "verdict": verdict(row),
+    }
