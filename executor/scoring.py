@@ -13,8 +13,9 @@ from executor.origin import origin
 from executor.recorder import Recorder
 from executor.tasks import reward_function
 from executor.tokenizer import IDS, PAD
+from lab.model import ModelSpec
 from lab.placement import Score, Worker
-from lab.policies.microbatch import pack, padded_tokens
+from lab.policies.microbatch import pack
 from lab.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -42,22 +43,26 @@ class Passes:
             ids, mask = pad([samples.tokens[i] for i in group])
             with self._recorder.op("forward") as op, torch.inference_mode():
                 found |= dict(zip(group, read(torch.from_numpy(ids), torch.from_numpy(mask)), strict=True))
-                op |= self._quantities(samples.lengths, group)
+                op["tokens"] = sum(samples.lengths[i] for i in group)
+                op["quantities"] = pass_quantities(self._spec, *ids.shape)
         tokens = sum(samples.lengths)
         quantities = {"calls": 1.0, "samples": float(len(samples)), "tokens": float(tokens)}
         notes |= {"tokens": tokens, "samples": len(samples), "quantities": quantities}
         return found
 
-    def _quantities(self, lengths: Sequence[int], group: Sequence[int]) -> dict[str, Any]:
-        """Padded rows cost like full ones: T (T + 1) / 2 pairs of tokens attend in a causal pass of length T."""
-        tokens, longest = padded_tokens(lengths, group), max(lengths[i] for i in group)
-        quantities = {
-            "passes": 1.0,
-            "tokens": float(tokens),
-            "linear_flops": self._spec.linear_flops(tokens),
-            "attention_flops": self._spec.attention_flops(len(group) * longest * (longest + 1) / 2),
-        }
-        return {"tokens": sum(lengths[i] for i in group), "quantities": quantities}
+
+def pass_quantities(spec: ModelSpec, num_samples: int, longest: int) -> dict[str, float]:
+    """Of one pass over padded samples; padded rows cost like full ones.
+
+    In a causal pass of length T, T (T + 1) / 2 pairs of tokens attend.
+    """
+    tokens = num_samples * longest
+    return {
+        "passes": 1.0,
+        "tokens": float(tokens),
+        "linear_flops": spec.linear_flops(tokens),
+        "attention_flops": spec.attention_flops(num_samples * longest * (longest + 1) / 2),
+    }
 
 
 def pad(sequences: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -13,6 +13,8 @@ from lab.timeline import Timeline
 
 SPREAD = "spread of repeats"
 STANDARD_ERROR = "standard error over steps"
+NOTHING_S = 1e-9
+"""differences below are rounding"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,7 @@ class Comparison:
 def compare(predicted: Timeline, measured: Sequence[Timeline]) -> Comparison:
     """Compares over the steady steps; three or more measured repeats give the noise as their spread.
 
-    Raises InputError where the timelines are of different scenarios, or have no complete step.
+    Raises InputError where the timelines are of different scenarios, or have no complete step, or nothing is measured.
     """
     _check(predicted, measured)
     step = _row(_mean(step_times(predicted)), [_mean(step_times(run)) for run in measured], _steady(measured[0]))
@@ -80,6 +82,8 @@ def compare(predicted: Timeline, measured: Sequence[Timeline]) -> Comparison:
 
 
 def _check(predicted: Timeline, measured: Sequence[Timeline]) -> None:
+    if not measured:
+        raise InputError(problem="there is no measured run", remedy="name at least one run to compare with")
     for run in measured:
         if run.header.digest != predicted.header.digest:
             ours, theirs = predicted.header, run.header
@@ -149,13 +153,16 @@ def _explain(predicted: Timeline, measured: Sequence[Timeline]) -> dict[str, Any
 
 
 def _tell(stage: str, seconds: float, total: float) -> str:
-    subject = "time between the stages" if stage == "gap" else f"exposed time of {stage}"
-    direction = "longer" if seconds > 0 else "shorter"
-    text = f"{subject}: predicted {abs(seconds) * 1e3:.1f} ms per step {direction} than measured"
-    if abs(total) < 1e-12:
+    subject = "between the stages the step waits" if stage == "gap" else f"{stage} holds up the step"
+    if abs(seconds) < NOTHING_S:
+        return f"{subject} as long as predicted"
+    size = abs(seconds)
+    amount = f"{size * 1e3:.3g} ms" if size < 1 else f"{size:.3g} s"
+    text = f"{subject} {amount} {'longer' if seconds < 0 else 'shorter'} than predicted"
+    if abs(total) < NOTHING_S:
         return text
     share = seconds / total
-    return f"{text} ({share:.0%} of the difference)" if share > 0 else f"{text} (against the difference)"
+    return f"{text}: {share:.0%} of the difference" if share > 0 else f"{text}, against the difference"
 
 
 def _pools(predicted: Timeline, measured: Sequence[Timeline]) -> dict[str, dict[str, dict[str, float]]]:

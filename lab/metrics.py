@@ -76,7 +76,7 @@ def standard_error(values: Sequence[float]) -> float | None:
 def summarise(timeline: Timeline) -> dict[str, Any]:
     """The summary of a run; seconds unless said, None where unknown."""
     header, ends = timeline.header, publications(timeline)
-    makespan = ends[-1] if ends else 0.0
+    makespan = max((span.end_s for span in timeline.stages()), default=0.0)
     return {
         "schema_version": SCHEMA_VERSION,
         "scenario": header.scenario,

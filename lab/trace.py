@@ -2,6 +2,8 @@
 
 One process per timeline and pool, one thread per worker; ops lie inside their stage, as one track's slices must nest.
 Flows go from each weight sync to the rollouts that use its weights. The format: Chrome's Trace Event Format document.
+Event times are whole microseconds, so that no rounding in a viewer makes an op stick out of its stage; the exact
+seconds are among the arguments.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import msgspec
 
 from lab.timeline import Header, Span, Timeline
 
-_MICRO = 1e6
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1e6)
 
 
 def to_chrome(timelines: Mapping[str, Timeline]) -> bytes:
@@ -47,10 +51,10 @@ def _events(label: str, timeline: Timeline, first_pid: int) -> Iterator[dict[str
 
 
 def _slice(span: Span, label: str, pid: int, tid: int) -> dict[str, Any]:
-    rest = {key: value for key, value in msgspec.to_builtins(span).items() if key not in ("start_s", "end_s")}
+    start = _micros(span.start_s)
     return {
-        "ph": "X", "name": span.op or span.stage, "cat": label, "pid": pid, "tid": tid, "ts": span.start_s * _MICRO,
-        "dur": (span.end_s - span.start_s) * _MICRO, "args": rest,
+        "ph": "X", "name": span.op or span.stage, "cat": label, "pid": pid, "tid": tid, "ts": start,
+        "dur": _micros(span.end_s) - start, "args": msgspec.to_builtins(span),
     }  # fmt: skip
 
 
@@ -63,19 +67,13 @@ def _flows(timeline: Timeline, pids: dict[str, int], tids: dict[str, int], label
         source = next((syncs[cause] for cause in span.cause_ids if cause in syncs), None)
         if source is not None:
             flow = {"name": "weights", "cat": "weights", "id": f"{label}/{span.span_id}"}
-            start = (source.start_s + source.end_s) / 2 * _MICRO
-            yield flow | {"ph": "s", "pid": pids[source.pool], "tid": tids[source.worker], "ts": start}
-            yield flow | {
-                "ph": "f",
-                "bp": "e",
-                "pid": pids[span.pool],
-                "tid": tids[span.worker],
-                "ts": span.start_s * _MICRO,
-            }
+            middle, start = _micros((source.start_s + source.end_s) / 2), _micros(span.start_s)
+            yield flow | {"ph": "s", "pid": pids[source.pool], "tid": tids[source.worker], "ts": middle}
+            yield flow | {"ph": "f", "bp": "e", "pid": pids[span.pool], "tid": tids[span.worker], "ts": start}
 
 
 def from_chrome(content: bytes) -> dict[str, Timeline]:
-    """The timelines in what `to_chrome` wrote; times are equal within a microsecond's rounding.
+    """The timelines in what `to_chrome` wrote, exactly.
 
     Raises ValueError for any other trace.
     """
@@ -85,9 +83,7 @@ def from_chrome(content: bytes) -> dict[str, Timeline]:
         spans: dict[str, list[Span]] = {label: [] for label in headers}
         for event in data["traceEvents"]:
             if event["ph"] == "X":
-                start = event["ts"] / _MICRO
-                times = {"start_s": start, "end_s": start + event["dur"] / _MICRO}
-                spans[event["cat"]].append(msgspec.convert(event["args"] | times, Span))
+                spans[event["cat"]].append(msgspec.convert(event["args"], Span))
     except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a trace that the lab wrote: {error!r}") from None
     return {label: Timeline.of(header, spans[label]) for label, header in headers.items()}

@@ -1,0 +1,1 @@
+"""What the algorithms compute: advantages (numbers only) and losses (torch)."""
