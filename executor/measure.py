@@ -137,10 +137,8 @@ class Sweep:
         infos += [info for _ in range(SYNCS) for info in self._sync()]
         infos += [info for number in range(SAVES) for info in self._save(number)]
         spans = [span for info in infos for span in info["spans"]]
-        device = {"model": self.arch, "device": "cpu-core", "neighbours": neighbours}
-        return of_spans(spans, **device, source="sweep") + [
-            self._dispatch(info, neighbours) for info in infos if "wall_s" in info
-        ]
+        found = of_spans(spans, model=self.arch, device="cpu-core", neighbours=neighbours, source="sweep")
+        return found + [self._dispatch(info, neighbours) for info in infos if "wall_s" in info]
 
     def _generate(self, shape: tuple[int, int, int]) -> list[Any]:
         sequences, prompt, longest = shape
