@@ -67,7 +67,7 @@ schema: setup ## write scenarios/scenario.schema.json, which editors use to comp
 
 .PHONY: bench
 bench: setup ## how fast the simulator itself is
-	@for script in benchmarks/*.py; do echo "$$script"; $(BIN)/python "$$script"; done
+	@shopt -s nullglob; for script in benchmarks/*.py; do echo "$$script"; $(BIN)/python "$$script"; done
 
 .PHONY: lock
 lock: ## resolve requirements/*.lock anew from pyproject.toml and requirements/*.in

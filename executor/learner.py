@@ -89,11 +89,14 @@ class Learner:
         return engine
 
     def _settings(self) -> dict[str, Any]:
-        """DeepSpeed's own counting of micro-batches is not used: it is told which pass is a mini-batch's last."""
+        """DeepSpeed's own counting of micro-batches is not used: it is told which pass is a mini-batch's last.
+
+        Without ZeRO it clips but does not say the norm, so `_apply` clips instead.
+        """
         return {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
-            "gradient_clipping": self.scenario.optimizer.grad_clip,
+            "gradient_clipping": self.scenario.optimizer.grad_clip if self.zero_stage else 0.0,
             "zero_allow_untested_optimizer": True,
             "zero_optimization": {"stage": self.zero_stage, "overlap_comm": False},
             "steps_per_print": 10**9,
@@ -159,9 +162,18 @@ class Learner:
                 sums[key] = sums.get(key, 0.0) + batch.weight * value * scale
         self._reduce()
         with self.recorder.op("optimizer") as notes:
-            self.engine.step()
+            norm = self._apply()
             notes["quantities"] = {"passes": 1.0, "parameters": float(self.spec.parameters)}
-        return sums | {"grad_norm": float(self.engine.get_global_grad_norm() or 0.0)}
+        return sums | {"grad_norm": norm}
+
+    def _apply(self) -> float:
+        """Clips, and makes the optimizer's step; the gradient's norm before clipping."""
+        if self.zero_stage:
+            self.engine.step()
+            return float(self.engine.get_global_grad_norm())
+        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.scenario.optimizer.grad_clip)
+        self.engine.step()
+        return float(norm)
 
     def _reduce(self) -> None:
         """Sums gradients over ranks, where backward passes have not done so already."""

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from lab.metrics import publications, step_times
 from lab.timeline import Span, Timeline
 
@@ -23,9 +25,11 @@ COLOURS = {
     "weight_sync": "#009E73",
     "communication": "#009E73",
     "checkpoint": "#4D4D4D",
-    "idle": "#ECECEC",
+    "dispatch": "#6A3D9A",
+    "idle": "#F2F2F2",
 }
 _OTHER = "#B0A8B9"
+_LINES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
 _FONT = {"family": "system-ui, sans-serif", "size": 13, "color": "#222"}
 MAX_GANTT_SPANS = 4000
 """a Gantt chart shows the first steps only where there are more stage spans"""
@@ -45,12 +49,12 @@ def gantt(timeline: Timeline) -> Figure:
     return gantts({timeline.header.origin: timeline})
 
 
-def gantts(timelines: Mapping[str, Timeline]) -> Figure:
+def gantts(timelines: Mapping[str, Timeline], *, since: str = "seconds since the first step could start") -> Figure:
     """Gantt charts below each other on one time axis."""
     number, gap = len(timelines), 0.12
     height = (1 - gap * (number - 1)) / number
     traces: list[Figure] = []
-    layout: Figure = _layout(xaxis={"title": {"text": "seconds since the first step could start"}, "zeroline": False})
+    layout: Figure = _layout(xaxis={"title": {"text": since}, "zeroline": False})
     annotations, lanes = [], 0
     for position, (label, timeline) in enumerate(timelines.items()):
         axis = "" if position == 0 else str(position + 1)
@@ -65,6 +69,24 @@ def gantts(timelines: Mapping[str, Timeline]) -> Figure:
     layout |= {"annotations": annotations, "barmode": "overlay", "height": 150 + 34 * lanes + 40 * number}
     layout["xaxis"]["anchor"] = "y" if number == 1 else f"y{number}"
     return {"data": traces, "layout": layout}
+
+
+def one_step(timelines: Mapping[str, Timeline], step: int) -> Figure:
+    """The Gantt charts of one step, each from its own start: from the publication before it to its own."""
+    parts = {label: _step(timeline, step) for label, timeline in timelines.items()}
+    return gantts(parts, since=f"seconds since step {step} began")
+
+
+def _step(timeline: Timeline, step: int) -> Timeline:
+    """What lies in a step, cut at its ends, in seconds since it began. Empty for a step that did not end."""
+    ends = [0.0, *publications(timeline)]
+    start, end = ends[step : step + 2] if step + 1 < len(ends) else (0.0, 0.0)
+    inside = [span for span in timeline.stages() if span.end_s > start and span.start_s < end]
+    cut = [
+        msgspec.structs.replace(span, start_s=max(span.start_s, start) - start, end_s=min(span.end_s, end) - start)
+        for span in inside
+    ]
+    return Timeline.of(timeline.header, cut)
 
 
 def _title(text: str, y: float) -> Figure:
@@ -82,7 +104,7 @@ def _bars(timeline: Timeline, axis: str, shown: set[str]) -> list[Figure]:
     return [
         {
             "type": "bar", "orientation": "h", "name": stage, "legendgroup": stage, "showlegend": stage not in shown,
-            "marker": {"color": colour(stage), "line": {"width": 0}}, "yaxis": axis, "xaxis": "x", "width": 0.7,
+            "marker": {"color": colour(stage), "line": {"width": 0.8, "color": colour(stage)}}, "yaxis": axis, "xaxis": "x", "width": 0.7,
             "y": [span.worker for span in spans], "base": [round(span.start_s, 6) for span in spans],
             "x": [round(span.seconds, 6) for span in spans], "text": [_hover(span) for span in spans],
             "hovertemplate": "%{text}<extra></extra>", "textposition": "none",
@@ -143,7 +165,8 @@ def rewards(timelines: Mapping[str, Timeline]) -> Figure | None:
 
 def _layout(**axes: Figure) -> Figure:
     return {
-        "font": _FONT, "plot_bgcolor": "white", "paper_bgcolor": "white", "margin": {"l": 10, "r": 20, "t": 40, "b": 50},
+        "font": _FONT, "colorway": _LINES,
+        "plot_bgcolor": "white", "paper_bgcolor": "white", "margin": {"l": 10, "r": 20, "t": 40, "b": 50},
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"}, "bargap": 0.3,
         "hoverlabel": {"align": "left"}, **{name: {"gridcolor": "#EEE", "automargin": True} | axis for name, axis in axes.items()},
     }  # fmt: skip

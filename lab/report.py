@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lab import charts
 from lab.compare import Comparison, Row
+from lab.metrics import publications
 from lab.timeline import Timeline
 
 
@@ -44,6 +45,7 @@ def write_comparison_report(
     figures = charts.titles(
         [
             ("Both Gantt charts on one time axis", charts.gantts(both)),
+            ("One step in the middle, from its start", charts.one_step(both, middle(both.values()))),
             ("Where the device-seconds went", charts.accounts(shares)),
             ("Step time", charts.steps({"predicted": predicted} | runs)),
             ("Reward", charts.rewards(runs)),
@@ -52,6 +54,11 @@ def write_comparison_report(
     rows = [*comparison.stages.items(), ("step", comparison.step)]
     table = [(name, row, verdict(row)) for name, row in rows]
     _write(path, "comparison.html.j2", figures, comparison=comparison, table=table, runs=[predicted, *measured])
+
+
+def middle(timelines: Iterable[Timeline]) -> int:
+    """The step in the middle of those that all of the timelines finished."""
+    return min(len(publications(timeline)) for timeline in timelines) // 2
 
 
 def verdict(row: Row) -> str:

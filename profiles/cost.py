@@ -47,10 +47,14 @@ class CostModel:
             return self._told(profile.device, Cost(self._roofline.seconds(worker, op, quantities), True))
         values = terms(op, quantities)
         inside = self._known[worker.name] and fitted.covers(values)
-        if worker.threads > 1:
+        if (threads := self.threads(worker)) > 1:
             inside = inside and not PARALLEL.intersection(values)
-            values = {name: value / worker.threads if name in PARALLEL else value for name, value in values.items()}
+            values = {name: value / threads if name in PARALLEL else value for name, value in values.items()}
         return self._told(profile.device, Cost(fitted.seconds(values), not inside))
+
+    def threads(self, worker: Worker) -> int:
+        """Cores that a worker claims while it computes; a GPU is claimed whole."""
+        return self._roofline.threads(worker)
 
     def slowdown(self, worker: Worker, op: str, neighbours: float) -> float:
         """How much slower an op runs beside so many other busy cores of its machine; linear between whole numbers."""

@@ -55,7 +55,7 @@ class Roofline:
 
     def _engine_step(self, worker: Worker, q: Mapping[str, float]) -> float:
         width, kind = len(worker.devices), self._device(worker).kind
-        flops = self._flops(worker) * DECODE_EFFICIENCY * width
+        flops = self._flops(worker) * DECODE_EFFICIENCY * width * self.threads(worker)
         bandwidth = self._device(worker).memory_bandwidth * MEMORY_EFFICIENCY * width
         weights = self.scenario.spec(worker.role).weight_bytes(self.scenario.model(worker.role).dtype)
         linear: float = max(q["linear_flops"] / flops, weights / bandwidth)
@@ -65,7 +65,7 @@ class Roofline:
 
     def _pass(self, worker: Worker, q: Mapping[str, float], factor: float) -> float:
         spec = self.scenario.spec(worker.role)
-        flops = self._flops(worker) * TRAIN_EFFICIENCY * len(worker.devices)
+        flops = self._flops(worker) * TRAIN_EFFICIENCY * len(worker.devices) * self.threads(worker)
         launches = spec.layers * LAYER_PASS_S[self._device(worker).kind]
         work = (q["linear_flops"] + q["attention_flops"]) / flops + launches
         return factor * (work + self._layer_reductions(worker, q["tokens"])) + self._gather(worker)
@@ -131,6 +131,10 @@ class Roofline:
     def _train(self, worker: Worker) -> Train:
         place = self.scenario.place
         return place.critic_train if worker.role == "critic" and place.critic_train else place.actor_train
+
+    def threads(self, worker: Worker) -> int:
+        """CPU threads of each device's work; they have no meaning on a GPU. They share one memory bandwidth."""
+        return worker.threads if self._device(worker).kind == "cpu" else 1
 
     def _device(self, worker: Worker) -> Device:
         return library_device(self.scenario.hardware.node_of(worker.devices[0]).device)

@@ -62,8 +62,6 @@ class _State:
     """blocks of its own; those shared with its group are the group's"""
     shared: int = 0
     """tokens in blocks shared with its group"""
-    cached: int = 0
-    """prompt tokens found in the cache when it was last admitted"""
 
     @property
     def length(self) -> int:
@@ -158,9 +156,9 @@ class Engine:
     def _join(self, state: _State, cached: int) -> None:
         group = self._groups.setdefault(state.request.group, _Group())
         group.members += 1
-        state.computed = state.shared = state.cached = cached
+        state.computed = state.shared = cached
         state.blocks = 0
-        self.cached_tokens += cached
+        self.cached_tokens += cached if not state.highest else 0  # as vLLM reports it: of the first admission
 
     def _allocate(self, state: _State, tokens: int) -> bool:
         """Takes the blocks for `tokens` more tokens; the first sample of a prompt computes what the others share."""
@@ -218,7 +216,8 @@ class Engine:
         """Iterations that only decode and change no membership; 0 where the next one has to be scheduled in full."""
         if self.max_jump <= 1 or not self.running or len(self.running) > self.rollout.max_num_batched_tokens:
             return 0
-        if any(state.length - state.computed != 1 for state in self.running) or self._can_admit():
+        decoding = all(state.computed == state.length - 1 >= state.request.prompt for state in self.running)
+        if not decoding or self._can_admit():
             return 0
         most = min(min(state.request.response - state.generated for state in self.running), self.max_jump)
         computed = np.array([state.computed for state in self.running])

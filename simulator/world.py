@@ -49,7 +49,8 @@ class Cores:
         """Does `seconds` of work, alone measured; ends when it is done."""
         if seconds <= 0:
             return
-        job = _Job(remaining_s=seconds, threads=worker.threads, worker=worker, op=op, done=self._env.event())
+        threads = self._costs.threads(worker)
+        job = _Job(remaining_s=seconds, threads=threads, worker=worker, op=op, done=self._env.event())
         self._advance()
         self._jobs.append(job)
         self._retime()

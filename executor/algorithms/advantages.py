@@ -33,12 +33,10 @@ def generalised(rewards: Row, values: Row, gamma: float, lam: float) -> tuple[Ro
     delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lam A_{t+1}; the value after the last token is 0.
     The return is A_t + V_t.
     """
-    advantages = np.zeros(len(rewards), dtype=np.float64)
-    following = after = 0.0
-    for t in reversed(range(len(rewards))):
-        delta = float(rewards[t]) + gamma * after - float(values[t])
-        following = advantages[t] = delta + gamma * lam * following
-        after = float(values[t])
+    from scipy.signal import lfilter  # y_t = x_t + gamma lam y_{t-1}, run backwards
+
+    deltas = rewards + gamma * np.append(values[1:], 0.0).astype(np.float64) - values
+    advantages = lfilter([1.0], [1.0, -gamma * lam], deltas[::-1])[::-1]
     return advantages.astype(np.float32), (advantages + values).astype(np.float32)
 
 

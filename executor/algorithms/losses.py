@@ -30,7 +30,7 @@ def policy_loss(
     surrogate = -torch.minimum(ratio * advantages, clipped * advantages)
     total = (surrogate * mask).sum()
     if reference is not None:
-        total = total + kl_coef * (_k3(new, reference) * mask).sum()
+        total = total + kl_coef * _k3(new, reference, mask)
     outside = ((ratio - 1).abs() > clip).float()
     return Loss(total=total, sums={"loss": _number(total), "clip_fraction": _number((outside * mask).sum())})
 
@@ -44,11 +44,13 @@ def value_loss(new: Tensor, old: Tensor, returns: Tensor, mask: Tensor, *, clip:
 
 def divergence(new: Tensor, reference: Tensor, mask: Tensor) -> float:
     """Sum over response tokens of the k3 estimate of KL(policy, reference)."""
-    return _number((_k3(new.detach(), reference) * mask).sum())
+    return _number(_k3(new.detach(), reference, mask))
 
 
-def _k3(new: Tensor, reference: Tensor) -> Tensor:
-    return torch.exp(reference - new) - (reference - new) - 1
+def _k3(new: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+    """Sum of exp(q - p) - (q - p) - 1; masked before the exponential, which may overflow where nothing is compared."""
+    gap = (reference - new) * mask
+    return (torch.exp(gap) - gap - 1).sum()
 
 
 def _number(tensor: Tensor) -> float:

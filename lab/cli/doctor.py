@@ -186,11 +186,11 @@ def free_bytes(folder: Path) -> int:
 
 def cache_folders() -> dict[str, Path]:
     """Where caches, profiles of this machine and runs are kept."""
-    import platformdirs
+    from profiles.profile import data_folder
 
     return {
         "caches": Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")),
-        "profiles": Path(platformdirs.user_data_dir("rlhf-lab")),
+        "profiles": data_folder(),
         "runs": Path.cwd() / "runs",
     }
 

@@ -112,7 +112,9 @@ def test_the_schema_refuses_an_unknown_key() -> None:
         jsonschema.Draft202012Validator(json_schema()).validate(data)
 
 
-@pytest.mark.parametrize("text", ["2.13.0+cpu", "1.2.3", "1e3x", "trueish", "1.5 GB", "2026-11-30", "yes", "0x", "1_0.5x"])
+@pytest.mark.parametrize(
+    "text", ["2.13.0+cpu", "1.2.3", "1e3x", "trueish", "1.5 GB", "2026-11-30", "yes", "0x", "1_0.5x"]
+)
 def test_what_only_begins_like_a_number_is_text(text: str) -> None:
     with pytest.raises(InputError, match="whole number"):
         parse(QUICK.replace("num_steps: 24", f"num_steps: {text}"))

@@ -36,7 +36,10 @@ def test_ops_that_carry_no_quantities_are_part_of_no_measurement() -> None:
 
 
 points = st.builds(
-    Measurement, op=st.sampled_from(sorted(OPS)), quantities=st.dictionaries(st.text(max_size=3), st.floats(0, 1e15)), seconds=st.floats(0, 9)
+    Measurement,
+    op=st.sampled_from(sorted(OPS)),
+    quantities=st.dictionaries(st.text(max_size=3), st.floats(0, 1e15)),
+    seconds=st.floats(0, 9),
 )
 
 

@@ -64,15 +64,27 @@ def test_everything_from_a_datasheet_is_marked_as_extrapolated() -> None:
     model = CostModel(scenario, SHEET)
     assert model.op(scenario.team("critic", "train")[0], "forward", PASS).extrapolated
     assert model.header_profiles()["a100-80g-sxm"] == {
-        "name": "a100-80g-sxm-datasheet", "kind": "datasheet", "extrapolated_share": 1.0, "unmeasured": []
-    }  # fmt: skip
+        "name": "a100-80g-sxm-datasheet",
+        "kind": "datasheet",
+        "extrapolated_share": 1.0,
+        "unmeasured": [],
+    }
 
 
 def measured(scenario: Scenario, **ranges: Range) -> CostModel:
     op = OpProfile(
-        coefficients={"each": 0.01, "linear_flops": 1e-9}, points=3, residual_median=0, residual_p90=0, interference=(1.5, 2.0),
-        ranges={"each": Range(low=1, high=1), "linear_flops": Range(low=1, high=1e9), "attention_flops": Range(low=0, high=1e9)} | ranges,
-    )  # fmt: skip
+        coefficients={"each": 0.01, "linear_flops": 1e-9},
+        points=3,
+        residual_median=0,
+        residual_p90=0,
+        interference=(1.5, 2.0),
+        ranges={
+            "each": Range(low=1, high=1),
+            "linear_flops": Range(low=1, high=1e9),
+            "attention_flops": Range(low=0, high=1e9),
+        }
+        | ranges,
+    )
     profile = Profile(name="m", device="cpu-core", kind="measured", models=("tiny-llama",), ops={"logprob": op})
     return CostModel(scenario, {"cpu-core": profile})
 
@@ -104,3 +116,20 @@ def test_slowdown_grows_with_busy_neighbours() -> None:
     worker, model = QUICK.team("reference", "score")[0], measured(QUICK)
     values = [model.slowdown(worker, "logprob", n) for n in (0, 0.5, 1, 1.5, 2, 7)]
     assert values == pytest.approx([1, 1.25, 1.5, 1.75, 2, 2])
+
+
+def test_threads_divide_what_a_core_computes_and_mean_nothing_on_a_gpu() -> None:
+    text = Path("scenarios/quickstart.yaml").read_text()
+    more = text.replace("max_batch_samples: 32, threads: 1", "max_batch_samples: 32, threads: 2")
+    bound = {"passes": 1, "tokens": 100, "linear_flops": 1e15, "attention_flops": 0}
+
+    def sheet(text: str) -> float:
+        scenario = parse(text)
+        model = CostModel(scenario, {"cpu-core": datasheet("cpu-core")})
+        return model.op(scenario.team("reference", "score")[0], "logprob", bound).seconds
+
+    assert sheet(more) == pytest.approx(sheet(text) / 2, rel=1e-3)
+    wide = BIG.replace("zero_stage: 2, offload", "zero_stage: 2, threads: 8, offload")
+    assert wide != BIG and seconds(wide, ("critic", "train"), "forward", PASS) == seconds(
+        BIG, ("critic", "train"), "forward", PASS
+    )

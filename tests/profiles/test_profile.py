@@ -8,9 +8,13 @@ from lab.errors import InputError
 from profiles.profile import OpProfile, Profile, Range, datasheet, find, load, local_profile_path, machine, shipped
 
 OP = OpProfile(
-    coefficients={"each": 0.01, "bytes": 1e-9}, ranges={"each": Range(low=1, high=1), "bytes": Range(low=10, high=1000)},
-    interference=(1.2,), points=5, residual_median=0.01, residual_p90=0.02,
-)  # fmt: skip
+    coefficients={"each": 0.01, "bytes": 1e-9},
+    ranges={"each": Range(low=1, high=1), "bytes": Range(low=10, high=1000)},
+    interference=(1.2,),
+    points=5,
+    residual_median=0.01,
+    residual_p90=0.02,
+)
 
 
 def profile(name: str = "p", **changes) -> Profile:
@@ -26,8 +30,13 @@ def test_a_saved_profile_reads_back_equal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(("points: 5", "points: many"), "whole number"), (("kind: measured", "kind: guessed"), "datasheet"), (("device:", "devise:"), "device"), (("low: 10", "low: [10"), "YAML")],
-)  # fmt: skip
+    [
+        (("points: 5", "points: many"), "whole number"),
+        (("kind: measured", "kind: guessed"), "datasheet"),
+        (("device:", "devise:"), "device"),
+        (("low: 10", "low: [10"), "YAML"),
+    ],
+)
 def test_a_bad_profile_is_named_with_line_and_key(tmp_path: Path, change: tuple[str, str], words: str) -> None:
     path = tmp_path / "p.yaml"
     profile().save(path)

@@ -72,7 +72,9 @@ def test_people_get_a_table_and_the_folder(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["simulate", "execute", "run"])
-def test_bad_scenarios_exit_with_2_and_one_message(tmp_path: Path, command: str, change: tuple[str, str], words: str) -> None:
+def test_bad_scenarios_exit_with_2_and_one_message(
+    tmp_path: Path, command: str, change: tuple[str, str], words: str
+) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(QUICK.read_text().replace(*change))
     done = lab(command, path, "--out", tmp_path / "runs")

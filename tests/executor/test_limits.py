@@ -1,0 +1,73 @@
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from executor.limits import refuse
+from executor.workers import cpu_shares
+from lab.errors import InputError
+from lab.scenario import Scenario
+
+Make = Callable[..., Scenario]
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("name", ["quickstart", "ppo-tiny", "grpo-learns"])
+def test_shipped_scenarios_are_accepted_on_two_cores(scenario: Make, name: str) -> None:
+    if CORES < 2:
+        pytest.skip("one core")
+    refuse(scenario(name))
+
+
+def cluster(**node: Any) -> dict[str, Any]:
+    fields = {"name": "local", "count": 1, "device": "cpu-core", "devices": 2, "intra": "shared-memory"} | node
+    return {"sites": [{"nodes": [fields]}]}
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "models.actor.dtype": {"models": {"actor": {"arch": "tiny-llama", "dtype": "bfloat16"}}},
+    "models.reference.dtype": {"models": {"reference": {"like": "actor", "dtype": "int8"}}},
+    "models.actor.weights": {"models": {"actor": {"arch": "tiny-llama", "dtype": "float32", "weights": "/nowhere"}}},
+    "place.actor.train.offload": {"place": {"actor.train": {"pool": "all", "offload": "optimizer"}}},
+    "place.actor.train.tensor_parallel": {"place": {"actor.train": {"pool": "all", "tensor_parallel": 2}}},
+    "place.actor.generate[0].tensor_parallel": {"place": {"actor.generate": [{"pool": "all", "tensor_parallel": 2}]}},
+    "place.reward.score.function": {
+        "place": {"reward.score": {"pool": "all", "kind": "function", "function": "operator:no_such_name"}}
+    },
+    "rollout.block_tokens": {"rollout": {"block_tokens": 16}},
+    "rollout.kv_bytes": {"rollout": {"kv_bytes": None}},
+    "rollout.kv_bytes ": {"rollout": {"kv_bytes": 100_000.0}},
+    "rollout.max_num_batched_tokens": {"rollout": {"max_num_batched_tokens": 8}},
+    "pools.all": {"cluster": cluster(device="a100-80g-sxm", intra="nvlink3")},
+    "pools": {"cluster": cluster(count=2, devices=1)},
+    "pools ": {"cluster": cluster(devices=CORES + 1), "pools": {"all": f"local[0:{CORES + 1}]"}},
+}
+
+
+@pytest.mark.parametrize(("key", "changes"), REFUSED.items(), ids=REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_name(scenario: Make, key: str, changes: dict[str, Any]) -> None:
+    chosen = scenario("quickstart", **changes)
+    with pytest.raises(InputError) as caught:
+        refuse(chosen)
+    assert caught.value.key == key.strip()
+    assert caught.value.remedy
+
+
+def test_workers_of_a_resident_pool_never_claim_more_than_it_has(scenario: Make) -> None:
+    for engines in range(1, 8):
+        generate = [{"pool": "all", "engines": engines}]
+        shares = cpu_shares(scenario("quickstart", place={"actor.generate": generate}))
+        assert len(shares) == engines + 3
+        assert 2 - 0.001 * len(shares) <= sum(shares.values()) <= 2 or max(shares.values()) == 1
+
+
+def test_workers_of_an_exclusive_pool_claim_their_own_devices(scenario: Make) -> None:
+    apart = scenario(
+        "quickstart",
+        cluster=cluster(devices=4),
+        pools={"all": "local[0:2]", "a": "local[2]", "b": "local[3]"},
+        place={"actor.generate": [{"pool": "a"}], "actor.train": {"pool": "b"}},
+    )
+    shares = cpu_shares(apart.replace({"sharing": {}}))
+    assert set(shares.values()) == {1.0}

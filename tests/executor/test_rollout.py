@@ -1,0 +1,193 @@
+"""A real engine in a Ray actor, and a sender in this process that plays the trainer's part of the weight sync."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from executor.experience import Samples, merge
+from executor.network import build_actor
+from executor.origin import origin
+from executor.rollout import RolloutWorker
+from executor.transfer import WeightSender
+from executor.workers import HOST, environment, free_port
+from lab.scenario import Scenario
+from lab.timeline import Span
+
+pytestmark = pytest.mark.real
+CLOSE = 1e-3
+EVERY = tuple(range(8))
+
+
+@dataclass
+class Pair:
+    """An engine and the network that it should hold."""
+
+    scenario: Scenario
+    engine: Any
+    network: Any
+    sender: WeightSender
+    version: int = 0
+
+    def generate(self, step: int, prompts: tuple[int, ...] = EVERY) -> tuple[Samples, list[Span]]:
+        samples, info = ray.get(self.engine.generate.remote(step, self.version, prompts))
+        return samples, info["spans"]
+
+    def change(self) -> None:
+        """A training step's worth of change, much larger than one."""
+        with torch.no_grad():
+            for parameter in self.network.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+
+    def sync(self, **how: bool) -> list[Span]:
+        received = self.engine.receive_weights.remote(self.version, **how)
+        self.sender.send(self.network.named_parameters())
+        self.version += 1
+        return ray.get(received)["spans"]
+
+    def gap(self, samples: Samples) -> float:
+        """max |log-prob of the engine - log-prob of the network| over all response tokens."""
+        worst = 0.0
+        for tokens, prompt, theirs in zip(samples.tokens, samples.num_prompt_tokens, samples.logprobs, strict=True):
+            ids = torch.tensor(tokens)
+            with torch.no_grad():
+                logits = self.network(input_ids=ids[None]).logits[0, prompt - 1 : -1]
+            ours = torch.log_softmax(logits / self.scenario.sampling.temperature, -1)
+            chosen = ours.gather(-1, ids[prompt:, None]).squeeze(-1).numpy()
+            worst = max(worst, float(np.abs(chosen - theirs).max()))
+        return worst
+
+
+@pytest.fixture(scope="module")
+def pair(local_ray: None, scenario: Callable[..., Scenario]) -> Iterator[Pair]:
+    """Prompts of 40 tokens fill a block of 32; eight sequences at once do not fit the KV cache."""
+    blocks = 14
+    chosen = scenario(
+        "quickstart",
+        workload={"prompt_tokens": {"dist": "fixed", "value": 40}},
+        rollout={"max_num_seqs": 8, "max_num_batched_tokens": 128, "kv_bytes": blocks * 32 * 2048},
+        sampling={"temperature": 0.7},
+    )
+    assert chosen.spec("actor").kv_bytes_per_token("float32") == 2048
+    options = {"num_cpus": 0.5, "runtime_env": {"env_vars": environment(threads=1)}}
+    engine = ray.remote(RolloutWorker).options(**options).remote(chosen.team("actor", "generate")[0], 0, chosen)
+    network = build_actor(*origin(chosen, "actor"))
+    ray.get(engine.ready.remote())
+    port = free_port()
+    with ThreadPoolExecutor() as pool:
+        sending = pool.submit(WeightSender, HOST, port, 2)
+        ray.get(engine.connect.remote(HOST, port, 2))
+        yield Pair(chosen, engine, network, sending.result())
+    ray.kill(engine)
+
+
+def stage(spans: list[Span]) -> Span:
+    return next(span for span in spans if not span.op)
+
+
+def test_lengths_are_the_drawn_ones_and_samples_of_a_prompt_adjacent(pair: Pair) -> None:
+    samples, _ = pair.generate(3)
+    workload, seed = pair.scenario.workload, pair.scenario.seed
+    responses = workload.response_lengths(seed, 3).ravel()
+    assert [len(logprobs) for logprobs in samples.logprobs] == responses.tolist()
+    assert samples.lengths == (40 + responses).tolist()
+    assert samples.prompts.tolist() == np.repeat(np.arange(8), 4).tolist()
+    heads = [tuple(tokens[:40]) for tokens in samples.tokens]
+    assert all(heads[i] == heads[i // 4 * 4] for i in range(32))
+    assert len({tuple(tokens) for tokens in samples.tokens}) == 32
+
+
+def test_seeds_belong_to_step_prompt_and_sample_whichever_engine_draws(pair: Pair) -> None:
+    whole, _ = pair.generate(4)
+    parts = [pair.generate(4, EVERY[engine::2])[0] for engine in range(2)]
+    joined = merge(parts)
+    assert joined.prompts.tolist() == whole.prompts.tolist()
+    assert all(np.array_equal(a, b) for a, b in zip(joined.tokens, whole.tokens, strict=True))
+    other, _ = pair.generate(5)
+    assert not any(np.array_equal(a[40:48], b[40:48]) for a, b in zip(other.tokens, whole.tokens, strict=True))
+
+
+def test_iterations_account_for_every_token(pair: Pair) -> None:
+    samples, spans = pair.generate(6)
+    total, ops = stage(spans), [span for span in spans if span.op]
+    attrs = total.attrs
+    assert len(ops) == attrs["iterations"]
+    assert {span.op for span in ops} == {"prefill", "decode"}
+    fed = sum(samples.lengths) - len(samples)  # the last token of a response is never fed back
+    assert sum(span.tokens for span in ops) == fed - attrs["cached_tokens"] + attrs["recomputed_tokens"]
+    assert attrs["preemptions"] == sum(span.attrs["preemptions"] for span in ops) > 0
+    assert attrs["recomputed_tokens"] > 0
+    assert attrs["cached_tokens"] > 0
+    assert total.tokens == sum(samples.lengths)
+
+
+def test_iterations_keep_within_the_engine_s_limits(pair: Pair) -> None:
+    _, spans = pair.generate(6)
+    total, ops = stage(spans), [span for span in spans if span.op]
+    assert all(total.start_s <= span.start_s <= span.end_s <= total.end_s for span in ops)
+    assert all(one.end_s <= two.start_s for one, two in pairwise(ops))
+    assert max(span.attrs["running"] for span in ops) == 8
+    assert max(span.attrs["waiting"] for span in ops) > 0
+    assert all(span.tokens <= 128 and 0 <= span.attrs["kv_usage"] <= 1 for span in ops)
+    for span in ops:
+        found, spec = span.attrs["quantities"], pair.scenario.spec("actor")
+        assert found["tokens"] == span.tokens >= found["sequences"] == span.attrs["sequences"]
+        assert found["linear_flops"] == spec.linear_flops(span.tokens, head_tokens=found["sequences"])
+        assert (span.tokens == found["sequences"]) or span.op == "prefill"
+
+
+def test_another_policy_version_is_refused(pair: Pair) -> None:
+    with pytest.raises(ray.exceptions.RayTaskError, match="policy version"):
+        ray.get(pair.engine.generate.remote(0, pair.version + 1, [0]))
+
+
+def test_logprobs_are_those_of_the_distribution_that_was_sampled_from(pair: Pair) -> None:
+    samples, _ = pair.generate(7)
+    assert pair.gap(samples) < CLOSE
+
+
+def test_after_a_sync_the_engine_holds_the_trainer_s_weights(pair: Pair) -> None:
+    for _ in range(2):
+        pair.change()
+        spans = pair.sync()
+        samples, _ = pair.generate(8)
+        assert pair.gap(samples) < CLOSE
+        assert samples.policy_version == pair.version
+        assert [span.op for span in spans if span.op] == ["transfer"]
+
+
+def test_the_check_fails_when_the_sync_is_skipped(pair: Pair) -> None:
+    before, _ = pair.generate(9)
+    assert pair.gap(before) < CLOSE
+    pair.change()
+    after, _ = pair.generate(9)
+    assert pair.gap(after) > CLOSE
+    pair.sync()
+
+
+def test_the_check_fails_when_the_prefix_cache_is_not_reset(pair: Pair) -> None:
+    few = (0, 1)
+    pair.generate(10, few)
+    pair.change()
+    pair.sync(reset_prefix_cache=False)
+    stale, spans = pair.generate(10, few)
+    assert stage(spans).attrs["cached_tokens"] >= 8 * 32  # every sample hits, also the first of each prompt
+    assert pair.gap(stale) > CLOSE
+    pair.sync()
+    fresh, spans = pair.generate(10, few)
+    assert stage(spans).attrs["cached_tokens"] == 6 * 32  # the first sample of each prompt fills the cache anew
+    assert pair.gap(fresh) < CLOSE
+
+
+def test_a_probe_is_short_and_leaves_no_span(pair: Pair) -> None:
+    samples = ray.get(pair.engine.probe.remote(11))
+    assert [len(logprobs) for logprobs in samples.logprobs] == [8, 8]
+    assert pair.gap(samples) < CLOSE
+    _, spans = pair.generate(11, (0,))
+    assert {span.stage for span in spans} == {"rollout"}

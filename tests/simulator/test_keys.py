@@ -1,0 +1,255 @@
+"""Every key of a scenario matters: changing it changes the spans of some simulation, or is refused, or the schema marks
+it as one that cannot change them. A key that is in neither table fails here."""
+
+import copy
+import json
+import typing
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from lab.load import load
+from lab.scenario import Scenario
+from profiles.profile import datasheet
+from simulator.run import simulate
+
+BIG, TINY, QUICK = "ppo-7b-16gpu", "ppo-tiny", "quickstart"
+SHIPPED = {
+    name: load(Path("scenarios") / f"{name}.yaml").model_dump(mode="json", by_alias=True) for name in (BIG, TINY, QUICK)
+}
+Edits = dict[str, Any]
+"""values by path; the parts of a path are separated by `/`"""
+
+TWO_MACHINES: Edits = {
+    "cluster": {
+        "sites": [{"nodes": [{"name": "n", "count": 2, "device": "cpu-core", "devices": 1, "intra": "shared-memory"}]}]
+    },
+    "pools": {"all": "n[0]", "other": "n[1]"},
+    "sharing": {"all": {"how": "resident"}, "other": {"how": "resident"}},
+}
+SECOND = {"place/actor.generate/0/pool": "other"}
+LENGTHS = {"dist": "lognormal", "mean": 20, "p95": 40, "max": 64}
+ROOM = {
+    "pools": {
+        "actors": "train[0:6]",
+        "critic": "train[6:8]",
+        "spare": "train[8:12]",
+        "reference": "serve[0]",
+        "reward": "serve[1]",
+        "rollout": "serve[2:4]",
+    }
+}
+WIDE = {
+    "pools": {
+        "actors": "train[0:6]",
+        "critic": "train[6]",
+        "reference": "train[8:10]",
+        "reward": "serve[0:2]",
+        "rollout": "serve[2:4]",
+    }
+}
+SMALL: Edits = {"arch": "small-llama", "like": None, "dtype": "float32", "weights": "random"}
+
+
+class Case(NamedTuple):
+    """A scenario, what is set before, and the one change that must show."""
+
+    base: str
+    change: Edits
+    before: Edits | None = None
+
+
+def like(role: str) -> Edits:
+    return {"arch": None, "like": role, "dtype": "float32", "weights": "random"}
+
+
+CHANGES: dict[str, Case] = {
+    "seed": Case(QUICK, {"seed": 8}),
+    "num_steps": Case(QUICK, {"num_steps": 3}),
+    "pools": Case(TINY, {"pools/other": "n[2]"}, TWO_MACHINES | SECOND | {"cluster/sites/0/nodes/0/devices": 2}),
+    "sharing/how": Case(TINY, {"sharing/all/how": "exclusive"}),
+    "schedule/mode": Case(TINY, {"schedule/mode": "synchronous"}),
+    "checkpoint/every_steps": Case(QUICK, {"checkpoint/every_steps": 1}),
+    "cluster/sites/nodes/count": Case(TINY, {"cluster/sites/0/nodes/0/count": 1}, TWO_MACHINES),
+    "cluster/sites/nodes/device": Case(BIG, {"cluster/sites/0/nodes/1/device": "h100-80g-sxm"}),
+    "cluster/sites/nodes/devices": Case(TINY, {"cluster/sites/0/nodes/0/devices": 2}, TWO_MACHINES | SECOND),
+    "cluster/sites/nodes/intra": Case(BIG, {"cluster/sites/0/nodes/0/intra": "pcie4"}),
+    "cluster/sites/fabric/link": Case(BIG, {"cluster/sites/0/fabric/link": "loopback"}),
+    "cluster/sites/fabric/oversubscription": Case(BIG, {"cluster/sites/0/fabric/oversubscription": 2.0}),
+    "cluster/sites/storage/write": Case(BIG, {"cluster/sites/0/storage/write": 1e9}, {"checkpoint/every_steps": 1}),
+    "models/actor/arch": Case(TINY, {"models/actor/arch": "small-llama"}),
+    "models/actor/like": Case(TINY, {"models/actor": like("critic")}, {"models/critic": SMALL}),
+    "models/actor/dtype": Case(BIG, {"models/actor/dtype": "float32"}),
+    "models/critic/arch": Case(TINY, {"models/critic": SMALL}),
+    "models/critic/like": Case(TINY, {"models/critic/like": "reference"}, {"models/reference": SMALL}),
+    "models/critic/dtype": Case(BIG, {"models/critic/dtype": "float32"}),
+    "models/reference/arch": Case(TINY, {"models/reference": SMALL}),
+    "models/reference/like": Case(TINY, {"models/reference/like": "critic"}, {"models/critic": SMALL}),
+    "models/reference/dtype": Case(BIG, {"models/reference/dtype": "int8"}),
+    "models/reward/arch": Case(BIG, {"models/reward/arch": "small-llama"}),
+    "models/reward/like": Case(BIG, {"models/reward": like("reference")}, {"models/reference": SMALL}),
+    "models/reward/dtype": Case(BIG, {"models/reward/dtype": "int8"}),
+    "algorithm/name": Case(TINY, {"algorithm": {"name": "grpo", "ppo_epochs": 2, "kl_coef": 0.01, "clip": 0.2}}),
+    "algorithm/ppo_epochs": Case(QUICK, {"algorithm/ppo_epochs": 2}),
+    "algorithm/kl_coef": Case(QUICK, {"algorithm/kl_coef": 0.0}),
+    "place/actor.generate/pool": Case(TINY, {"place/actor.generate/0/pool": "other"}, TWO_MACHINES),
+    "place/actor.generate/engines": Case(QUICK, {"place/actor.generate/0/engines": 2}),
+    "place/actor.generate/tensor_parallel": Case(
+        BIG, {"place/actor.generate/0/tensor_parallel": 2}, {"place/actor.generate/0/engines": 1}
+    ),
+    "place/actor.generate/threads": Case(QUICK, {"place/actor.generate/0/threads": 2}),
+    "place/actor.train/pool": Case(TINY, {"place/actor.train/pool": "other"}, TWO_MACHINES),
+    "place/actor.train/data_parallel": Case(BIG, {"place/actor.train/data_parallel": 2}),
+    "place/actor.train/tensor_parallel": Case(BIG, {"place/actor.train/tensor_parallel": 1}),
+    "place/actor.train/zero_stage": Case(BIG, {"place/actor.train/zero_stage": 3}),
+    "place/actor.train/offload": Case(BIG, {"place/actor.train/offload": "optimizer"}),
+    "place/actor.train/threads": Case(QUICK, {"place/actor.train/threads": 2}),
+    "place/critic.train/pool": Case(TINY, {"place/critic.train/pool": "other"}, TWO_MACHINES),
+    "place/critic.train/data_parallel": Case(BIG, {"place/critic.train/data_parallel": 2}, ROOM),
+    "place/critic.train/tensor_parallel": Case(BIG, {"place/critic.train/tensor_parallel": 2}, ROOM),
+    "place/critic.train/zero_stage": Case(
+        BIG, {"place/critic.train/zero_stage": 3}, ROOM | {"place/critic.train/data_parallel": 2}
+    ),
+    "place/critic.train/offload": Case(BIG, {"place/critic.train/offload": "none"}),
+    "place/critic.train/threads": Case(TINY, {"place/critic.train/threads": 2}),
+    "place/reference.score/pool": Case(TINY, {"place/reference.score/pool": "other"}, TWO_MACHINES),
+    "place/reference.score/tensor_parallel": Case(BIG, {"place/reference.score/tensor_parallel": 2}, WIDE),
+    "place/reference.score/max_batch_samples": Case(QUICK, {"place/reference.score/max_batch_samples": 4}),
+    "place/reference.score/threads": Case(QUICK, {"place/reference.score/threads": 2}),
+    "place/reward.score/pool": Case(TINY, {"place/reward.score/pool": "other"}, TWO_MACHINES),
+    "place/reward.score/tensor_parallel": Case(BIG, {"place/reward.score/tensor_parallel": 2}, WIDE),
+    "place/reward.score/max_batch_samples": Case(BIG, {"place/reward.score/max_batch_samples": 4}),
+    "place/reward.score/threads": Case(TINY, {"place/reward.score/threads": 2}),
+    "place/reward.score/kind": Case(
+        BIG, {"place/reward.score": {"pool": "reward", "kind": "function", "function": "task"}}
+    ),
+    "workload/prompts_per_step": Case(QUICK, {"workload/prompts_per_step": 16}),
+    "workload/samples_per_prompt": Case(QUICK, {"workload/samples_per_prompt": 8}),
+    "rollout/max_num_seqs": Case(QUICK, {"rollout/max_num_seqs": 4}),
+    "rollout/max_num_batched_tokens": Case(QUICK, {"rollout/max_num_batched_tokens": 64}),
+    "rollout/kv_memory_fraction": Case(BIG, {"rollout/kv_memory_fraction": 0.22}),
+    "rollout/kv_bytes": Case(QUICK, {"rollout/kv_bytes": 1e6}),
+    "rollout/block_tokens": Case(QUICK, {"rollout/block_tokens": 4}),
+    "rollout/prefix_caching": Case(QUICK, {"rollout/prefix_caching": False}, {"rollout/block_tokens": 4}),
+    "update/minibatch_samples": Case(QUICK, {"update/minibatch_samples": 8}),
+    "update/microbatch_tokens": Case(QUICK, {"update/microbatch_tokens": 256}),
+    "update/recompute": Case(QUICK, {"update/recompute": "full"}),
+}
+for _what in ("prompt", "response"):
+    _key = f"workload/{_what}_tokens"
+    CHANGES |= {
+        f"{_key}/dist": Case(QUICK, {_key: {"dist": "fixed", "value": 30}}),
+        f"{_key}/value": Case(QUICK, {f"{_key}/value": 30}, {_key: {"dist": "fixed", "value": 12}}),
+        f"{_key}/mean": Case(QUICK, {f"{_key}/mean": 30}, {_key: LENGTHS}),
+        f"{_key}/p95": Case(QUICK, {f"{_key}/p95": 30}, {_key: LENGTHS}),
+        f"{_key}/max": Case(QUICK, {f"{_key}/max": 24}, {_key: LENGTHS}),
+        f"{_key}/values": Case(QUICK, {f"{_key}/values": [9, 40]}, {_key: {"dist": "empirical", "values": [9, 30]}}),
+    }
+
+MARKED: dict[str, Case] = {
+    "name": Case(QUICK, {"name": "other"}),
+    "cluster/sites/name": Case(BIG, {"cluster/sites/0/name": "b"}),
+    "cluster/sites/nodes/name": Case(
+        TINY, {"cluster/sites/0/nodes/0/name": "m", "pools": {"all": "m[0]", "other": "m[1]"}}, TWO_MACHINES
+    ),
+    "algorithm/clip": Case(QUICK, {"algorithm/clip": 0.1}),
+    "algorithm/gamma": Case(TINY, {"algorithm/gamma": 0.9}),
+    "algorithm/lam": Case(TINY, {"algorithm/lam": 0.5}),
+    "algorithm/value_clip": Case(TINY, {"algorithm/value_clip": 0.5}),
+    "place/reward.score/function": Case(QUICK, {"place/reward.score/function": "mine:reward"}),
+    "sampling/temperature": Case(QUICK, {"sampling/temperature": 0.5}),
+    "optimizer/lr": Case(QUICK, {"optimizer/lr": 0.1}),
+    "optimizer/critic_lr": Case(TINY, {"optimizer/critic_lr": 0.1}),
+    "optimizer/grad_clip": Case(QUICK, {"optimizer/grad_clip": 9.0}),
+} | {
+    f"models/{role}/weights": Case(BIG, {f"models/{role}/weights": "folder"})
+    for role in ("actor", "critic", "reference", "reward")
+}
+
+
+def leaves(record: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every key of a scenario with its field, the parts of a key separated by `/`."""
+    for name, field in record.model_fields.items():
+        parts = list(records(field.annotation))
+        for part in parts:
+            yield from leaves(part, f"{prefix}{field.alias or name}/")
+        if not parts:
+            yield prefix + (field.alias or name), field
+
+
+def records(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from records(argument)
+
+
+def effect(field: FieldInfo) -> str | None:
+    extra = field.json_schema_extra
+    return str(extra["effect"]) if isinstance(extra, dict) and "effect" in extra else None
+
+
+KEYS = dict(leaves(Scenario))
+
+
+def edited(data: dict[str, Any], edits: Edits) -> dict[str, Any]:
+    data = copy.deepcopy(data)
+    for path, value in edits.items():
+        *folders, last = path.split("/")
+        place: Any = data
+        for folder in folders:
+            place = place[int(folder) if folder.isdigit() else folder]
+        place[last] = copy.deepcopy(value)
+    return data
+
+
+def spans(data: dict[str, Any]) -> list[tuple[str, float, float, int]] | None:
+    """What a simulation shows, names of pools and policy versions aside; None where the scenario is refused."""
+    try:
+        scenario = Scenario.model_validate_json(json.dumps(data))
+    except ValidationError:
+        return None
+    used = {scenario.hardware.node_of(device).device for devices in scenario.devices.values() for device in devices}
+    timeline = simulate(scenario, {device: datasheet(device) for device in used})
+    return [(span.span_id, span.start_s, span.end_s, span.tokens) for span in timeline.spans]
+
+
+@cache
+def before_and_after(key: str) -> tuple[Any, Any]:
+    case = (CHANGES | MARKED)[key]
+    start = edited(SHIPPED[case.base], {"num_steps": 2} | (case.before or {}))
+    first = spans(start)
+    assert first is not None, "what is changed must be a scenario"
+    return first, spans(edited(start, case.change))
+
+
+def test_every_key_has_its_case_and_every_case_its_key() -> None:
+    single = {key for key, field in KEYS.items() if len(typing.get_args(field.annotation)) == 1 and effect(field)}
+    marked = {key for key, field in KEYS.items() if effect(field)} - single
+    assert set(KEYS) - marked - single == set(CHANGES)
+    assert marked == set(MARKED)
+    assert single == {"data/task"}, "a key with one value has nothing to change; give it a case once it has two"
+    assert {effect(field) for field in KEYS.values()} <= {None, "learning", "label", "memory"}
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_changing_a_key_changes_the_spans_or_is_refused(key: str) -> None:
+    first, second = before_and_after(key)
+    assert first != second
+
+
+@pytest.mark.parametrize("key", MARKED)
+def test_a_marked_key_changes_no_span(key: str) -> None:
+    first, second = before_and_after(key)
+    assert first == second
+
+
+def test_only_what_takes_something_away_is_refused() -> None:
+    """Refusal is no excuse for a key without a mechanism."""
+    refused = {key for key in CHANGES if before_and_after(key)[1] is None}
+    assert refused == {"cluster/sites/nodes/count", "sharing/how"}
