@@ -52,21 +52,23 @@ def gantt(timeline: Timeline) -> Figure:
 def gantts(timelines: Mapping[str, Timeline], *, since: str = "seconds since the first step could start") -> Figure:
     """Gantt charts below each other on one time axis."""
     number, gap = len(timelines), 0.12
-    height = (1 - gap * (number - 1)) / number
+    share = (1 - gap * (number - 1)) / number
     traces: list[Figure] = []
     layout: Figure = _layout(xaxis={"title": {"text": since}, "zeroline": False})
     annotations, lanes = [], 0
     for position, (label, timeline) in enumerate(timelines.items()):
         axis = "" if position == 0 else str(position + 1)
-        top = 1 - position * (height + gap)
+        top = 1 - position * (share + gap)
         names = list(timeline.header.lanes) or sorted({span.worker for span in timeline.stages()})
         lanes += len(names)
         layout[f"yaxis{axis}"] = {
-            "domain": [max(top - height, 0), top], "categoryorder": "array", "categoryarray": names[::-1], "automargin": True
+            "domain": [max(top - share, 0), top], "categoryorder": "array", "categoryarray": names[::-1], "automargin": True
         }  # fmt: skip
         annotations.append(_title(label, top))
         traces += _bars(timeline, f"y{axis}", {trace["name"] for trace in traces})
-    layout |= {"annotations": annotations, "barmode": "overlay", "height": 150 + 34 * lanes + 40 * number}
+    height = 170 + 34 * lanes + 40 * number
+    layout |= {"annotations": annotations, "barmode": "overlay", "height": height}
+    layout["legend"] |= {"y": 1 + 30 / (height - 110), "x": 0, "xanchor": "left"}  # above the first title
     layout["xaxis"]["anchor"] = "y" if number == 1 else f"y{number}"
     return {"data": traces, "layout": layout}
 
@@ -104,7 +106,8 @@ def _bars(timeline: Timeline, axis: str, shown: set[str]) -> list[Figure]:
     return [
         {
             "type": "bar", "orientation": "h", "name": stage, "legendgroup": stage, "showlegend": stage not in shown,
-            "marker": {"color": colour(stage), "line": {"width": 0.8, "color": colour(stage)}}, "yaxis": axis, "xaxis": "x", "width": 0.7,
+            "marker": {"color": colour(stage), "line": {"width": 0.8, "color": colour(stage)}},
+            "yaxis": axis, "xaxis": "x", "width": 0.7,
             "y": [span.worker for span in spans], "base": [round(span.start_s, 6) for span in spans],
             "x": [round(span.seconds, 6) for span in spans], "text": [_hover(span) for span in spans],
             "hovertemplate": "%{text}<extra></extra>", "textposition": "none",
@@ -167,7 +170,7 @@ def _layout(**axes: Figure) -> Figure:
     return {
         "font": _FONT, "colorway": _LINES,
         "plot_bgcolor": "white", "paper_bgcolor": "white", "margin": {"l": 10, "r": 20, "t": 40, "b": 50},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"}, "bargap": 0.3,
+        "legend": {"orientation": "h", "traceorder": "normal", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"}, "bargap": 0.3,
         "hoverlabel": {"align": "left"}, **{name: {"gridcolor": "#EEE", "automargin": True} | axis for name, axis in axes.items()},
     }  # fmt: skip
 

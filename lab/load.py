@@ -76,16 +76,23 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
 
 
-def _text(path: Path) -> str:
+def decode(content: bytes, *, file: str) -> str:
+    """The text of a file; `file` names it in errors. Raises InputError for bytes that are not UTF-8."""
     try:
-        return path.read_bytes().decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         problem = f"byte {error.start} is not UTF-8"
-        raise InputError(file=str(path), line=line, problem=problem, remedy="save the file as UTF-8") from None
+        raise InputError(file=file, line=line, problem=problem, remedy="save the file as UTF-8") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
     except OSError as error:
         problem = error.strerror or str(error)
         raise InputError(file=str(path), problem=problem, remedy="name an existing scenario file") from None
+    return decode(content, file=str(path))
 
 
 def _compose(text: str, file: str) -> yaml.Node:

@@ -19,4 +19,15 @@ def ui(port: Annotated[int, typer.Option("--port", help="Port on this machine.")
         problem = "the page needs the `ui` extra and a clone of the repository"
         raise InputError(problem=problem, remedy="run `make setup` in a clone, or see `lab doctor`")
     command = [sys.executable, "-m", "streamlit", "run", str(app), "--server.port", str(port)]
-    os.execv(sys.executable, [*command, "--browser.gatherUsageStats", "false", "--server.fileWatcherType", "none"])
+    os.execv(
+        sys.executable,
+        [
+            *command,
+            "--browser.gatherUsageStats",
+            "false",
+            "--server.fileWatcherType",
+            "none",
+            "--client.toolbarMode",
+            "minimal",
+        ],
+    )

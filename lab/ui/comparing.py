@@ -10,7 +10,7 @@ import streamlit as st
 from lab import charts, runs
 from lab.cli.show import percent, seconds
 from lab.compare import Comparison, compare
-from lab.report import verdict
+from lab.report import middle, verdict
 from lab.ui import parts
 
 
@@ -20,8 +20,7 @@ def page() -> None:
     if len(found) < 2:
         st.info("There are no two runs in the folder `runs` yet. `lab run scenarios/quickstart.yaml` makes them.")
         st.stop()
-    first = next((i for i, folder in enumerate(found) if "-simulated-" in folder.name), 0)
-    second = next((i for i, folder in enumerate(found) if "-measured-" in folder.name), len(found) - 1)
+    first, second = _start([folder.name for folder in found])
     left, right = st.columns(2)
     predicted = left.selectbox("Predicted", found, index=first, format_func=_name)
     measured = right.selectbox("Measured", found, index=second, format_func=_name)
@@ -29,7 +28,10 @@ def page() -> None:
         ours, theirs = runs.read(predicted), runs.read(measured)
         comparison = compare(ours, [theirs])
     _verdict(comparison)
-    parts.figure(charts.gantts({"predicted": ours, "measured": theirs}), "gantts")
+    both = {"predicted": ours, "measured": theirs}
+    parts.figure(charts.gantts(both), "gantts")
+    st.subheader("One step in the middle, from its start")
+    parts.figure(charts.one_step(both, middle(both.values())), "one-step")
     st.subheader("Stages and step")
     rows = [*comparison.stages.items(), ("step", comparison.step)]
     st.dataframe([_row(name, row) for name, row in rows], width="stretch", hide_index=True)
@@ -41,6 +43,14 @@ def page() -> None:
         for side in ("predicted", "measured")
     }
     parts.figure(charts.accounts(shares), "accounts")
+
+
+def _start(names: list[str]) -> tuple[int, int]:
+    """Which two are shown first: the newest measured run, and the newest prediction of its scenario."""
+    second = next((i for i, name in enumerate(names) if "-measured-" in name), len(names) - 1)
+    scenario = names[second].rsplit("-measured-", 1)[0]
+    wanted = (i for i, name in enumerate(names) if name.startswith(f"{scenario}-simulated-"))
+    return next(wanted, 0), second
 
 
 def _name(folder: Path) -> str:

@@ -6,14 +6,16 @@ import streamlit as st
 
 from lab import charts
 from lab.cli.simulate import profiles_for
-from lab.load import parse
+from lab.load import decode, parse
 from lab.metrics import summarise
 from lab.ui import parts
 
 
 def page() -> None:
     st.title("Simulate a scenario")
-    name, text = _choose()
+    with parts.told():
+        name, text = _choose()
+    st.html("<style>textarea { font-family: monospace !important; }</style>")
     edited = st.text_area(
         "Scenario", text, height=320, key=f"text-{name}", help="Change it freely; the file stays as it is."
     )
@@ -51,8 +53,8 @@ def _choose() -> tuple[str, str]:
     chosen = left.selectbox("Scenario file", names, index=start)
     uploaded = right.file_uploader("or a file of your own", type=["yaml", "yml"])
     if uploaded is not None:
-        return uploaded.name, uploaded.getvalue().decode("utf-8", errors="replace")
+        return uploaded.name, decode(uploaded.getvalue(), file=uploaded.name)
     if chosen not in found:
         st.info("There is no scenario in the folder `scenarios`; upload one.")
         st.stop()
-    return chosen, found[chosen].read_text(encoding="utf-8")
+    return chosen, decode(found[chosen].read_bytes(), file=str(found[chosen]))

@@ -22,6 +22,8 @@ def page(browser):
 
 def shot(page, name: str) -> None:
     if SHOTS:
+        page.set_viewport_size({"width": 1280, "height": 2600})
+        page.wait_for_timeout(500)
         page.screenshot(path=str(Path(SHOTS) / f"{name}.png"), full_page=True)
 
 
@@ -51,12 +53,23 @@ def test_a_mistake_in_the_text_is_told_with_its_line(page, address: str) -> None
     shot(page, "mistake")
 
 
+def test_an_uploaded_file_that_is_no_text_is_told_in_one_message(page, address: str) -> None:
+    page.goto(address)
+    page.get_by_text("or a file of your own").wait_for()
+    content = {"name": "mine.yaml", "mimeType": "application/yaml", "buffer": b"name: mine\nseed: \xff\xfe"}
+    page.locator("input[type=file]").set_input_files([content])
+    page.get_by_text("is not UTF-8").wait_for()
+    text = page.inner_text("body")
+    assert "mine.yaml:2" in text and "Traceback" not in text
+
+
 def test_two_runs_are_compared(page, address: str) -> None:
     page.goto(f"{address}/compare")
     page.get_by_text("What explains the difference").wait_for()
     page.locator(".js-plotly-plot").nth(1).wait_for()
     gantt = page.locator(".js-plotly-plot").first.inner_text()
     assert "predicted" in gantt and "measured" in gantt
+    assert "seconds since step 12 began" in page.locator(".js-plotly-plot").nth(1).inner_text()
     assert "Traceback" not in page.inner_text("body")
     shot(page, "compare")
 
