@@ -170,7 +170,8 @@ def _layout(**axes: Figure) -> Figure:
     return {
         "font": _FONT, "colorway": _LINES,
         "plot_bgcolor": "white", "paper_bgcolor": "white", "margin": {"l": 10, "r": 20, "t": 40, "b": 50},
-        "legend": {"orientation": "h", "traceorder": "normal", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"}, "bargap": 0.3,
+        "legend": {"orientation": "h", "traceorder": "normal", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+        "bargap": 0.3,
         "hoverlabel": {"align": "left"}, **{name: {"gridcolor": "#EEE", "automargin": True} | axis for name, axis in axes.items()},
     }  # fmt: skip
 

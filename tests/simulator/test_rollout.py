@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.scenario import Rollout
@@ -138,9 +138,8 @@ def test_samples_of_a_prompt_share_its_full_blocks_and_recompute_at_least_one_to
     assert first.tokens == samples * prompt - played.cached_tokens
 
 
-@given(requests, settings, scarce)
-def test_more_memory_never_preempts_more(work: list[Request], settings: dict, blocks: int) -> None:
-    assume(not settings["prefix_caching"])
+@given(requests, settings)
+def test_with_ample_memory_nothing_is_preempted(work: list[Request], settings: dict) -> None:
     assert not any(piece.preempted for piece in engine(AMPLE, **settings).pieces(work))
 
 

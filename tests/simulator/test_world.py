@@ -97,7 +97,7 @@ def test_threads_claim_cores() -> None:
 
 
 @given(st.floats(0.05, 0.9), st.integers(5, 60))
-def test_littles_law_of_a_deterministic_queue(load: float, number: int) -> None:
-    """Mean jobs in the system = arrival rate × mean time in it, over a whole busy cycle; with load < 1 nobody waits."""
+def test_regular_arrivals_below_full_load_never_wait(load: float, number: int) -> None:
+    """D/D/1: each job ends before the next one comes."""
     found = ends([(float(i), load) for i in range(number)], 1)
     assert found == pytest.approx([i + load for i in range(number)], rel=1e-6)
