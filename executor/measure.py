@@ -42,7 +42,7 @@ ENGINE = (
     (32, 160, 10),
 )
 """(sequences, prompt tokens, longest response): responses end one after the other, so all smaller batches occur too"""
-SCORED = ((1, 24), (4, 32), (8, 64), (16, 24), (16, 96), (32, 40), (32, 80), (32, 120), (64, 48))
+SCORED = ((1, 24), (4, 32), (8, 64), (16, 24), (16, 96), (32, 44), (32, 84), (32, 120), (64, 48))
 """(samples, tokens of each)"""
 TRAINED = ((8, 12), (8, 24), (16, 32), (8, 64), (32, 48), (8, 128), (16, 96), (8, 256), (24, 192))
 """(samples, tokens of each), in mini-batches of MINIBATCH samples"""
@@ -54,8 +54,10 @@ def measure(arch: str = "tiny-llama", quick: bool = True, progress: Progress | N
 
     The medians of repeated points; quick repeats each shape twice and measures one architecture.
     """
-    archs = [arch] if quick else [arch, *({"tiny-llama", "small-llama"} - {arch})]
-    return [point for name in archs for point in _measure(name, 2 if quick else 5, progress or (lambda *_: None))]
+    archs = [arch] if quick else [arch, *sorted({"tiny-llama", "small-llama"} - {arch})]
+    told = progress or (lambda *_: None)
+    found = [point for name in archs for point in _measure(name, 2 if quick else 5, told)]
+    return found if quick else found + _measure_ranks(arch, told)
 
 
 def _measure(arch: str, repeats: int, progress: Progress) -> list[Measurement]:
@@ -77,7 +79,19 @@ def _measure(arch: str, repeats: int, progress: Progress) -> list[Measurement]:
     return collapse(found)
 
 
-def scenario(arch: str) -> Scenario:
+def _measure_ranks(arch: str, progress: Progress) -> list[Measurement]:
+    """What two ranks add to training: the all-reduce of gradients, each rank busy on a core of its own."""
+    progress(f"measuring {arch} on two ranks", 0)
+    with Workers(scenario(arch, ranks=2)) as workers:
+        workers.start()
+        sweep = Sweep(workers, arch)
+        sweep.setup()
+        infos = [info for shape in TRAINED[2:] for info in sweep.train(shape)]
+        spans = [span for info in infos for span in info["spans"] if span.op == "grad_sync"]
+    return collapse(of_spans(spans, model=arch, device="cpu-core", source="sweep"))
+
+
+def scenario(arch: str, ranks: int = 1) -> Scenario:
     """The scenario whose workers are measured: PPO on all cores; its workload is never drawn."""
     model = {"like": "actor", "dtype": "float32"}
     data = {
@@ -89,7 +103,7 @@ def scenario(arch: str) -> Scenario:
         "sharing": {"all": {"how": "resident"}},
         "place": {
             "actor.generate": [{"pool": "all"}],
-            "actor.train": {"pool": "all"},
+            "actor.train": {"pool": "all", "data_parallel": ranks},
             "critic.train": {"pool": "all"},
             "reference.score": {"pool": "all", "max_batch_samples": 32},
             "reward.score": {"pool": "all", "kind": "function", "function": "task"},
@@ -114,7 +128,8 @@ class Sweep:
         self.arch, self.actors, self._step = arch, workers.actors, 0
         self.engine = workers.team("actor", "generate")[0]
         self.reference, self.reward = (workers.team(role, "score")[0] for role in ("reference", "reward"))
-        self.actor, self.critic = (workers.team(role, "train")[0] for role in ("actor", "critic"))
+        self.ranks = workers.team("actor", "train")
+        self.actor, self.critic = self.ranks[0], workers.team("critic", "train")[0]
         self._meeting = (HOST, workers.weight_port, 2)
 
     def setup(self) -> None:
@@ -125,13 +140,13 @@ class Sweep:
         """First calls allocate and import; they are no measurement."""
         self._generate((4, 16, 4))
         self._score((4, 16))
-        self._train((MINIBATCH, 16))
+        self.train((MINIBATCH, 16))
         self._sync()
 
     def all(self, neighbours: int) -> list[Measurement]:
         """Every op once over all shapes."""
         calls: list[tuple[Callable[..., list[Any]], Sequence[Any]]] = [
-            (self._generate, ENGINE), (self._score, SCORED), (self._train, TRAINED)
+            (self._generate, ENGINE), (self._score, SCORED), (self.train, TRAINED)
         ]  # fmt: skip
         infos = [info for method, shapes in calls for shape in shapes for info in method(shape)]
         infos += [info for _ in range(SYNCS) for info in self._sync()]
@@ -158,7 +173,7 @@ class Sweep:
             self._timed(worker.score, self._step, samples, results=2)[1] for worker in (self.reference, self.reward)
         ] + [self._timed(self.critic.values, self._step, samples, results=2)[1]]
 
-    def _train(self, shape: tuple[int, int]) -> list[Any]:
+    def train(self, shape: tuple[int, int]) -> list[Any]:
         self._step += 1
         samples = self._samples(*shape)
         numbers = [np.zeros(len(row), dtype=np.float32) for row in samples.logprobs]
@@ -167,8 +182,9 @@ class Sweep:
         batch, prepared = self._timed(
             self.actor.advantage, self._step, ray.put(samples), *map(ray.put, columns), results=2
         )
+        others = [rank.update.remote(self._step, batch) for rank in self.ranks[1:]]
         updates = [self._timed(trainer.update, self._step, batch)[0] for trainer in (self.actor, self.critic)]
-        return [prepared, *updates]
+        return [prepared, *updates, *ray.get(others)]
 
     def _sync(self) -> list[Any]:
         self._step += 1

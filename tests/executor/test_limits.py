@@ -71,3 +71,11 @@ def test_workers_of_an_exclusive_pool_claim_their_own_devices(scenario: Make) ->
     )
     shares = cpu_shares(apart.replace({"sharing": {}}))
     assert set(shares.values()) == {1.0}
+
+
+def test_the_cuda_build_of_the_engine_is_refused_with_what_to_install(
+    scenario: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor.limits._installed", lambda name: name == "vllm")
+    with pytest.raises(InputError, match="ACCELERATOR=cpu"):
+        refuse(scenario("quickstart"))
