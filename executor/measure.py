@@ -18,7 +18,7 @@ import numpy as np
 import ray
 
 from executor.experience import Samples
-from executor.neighbour import busy
+from executor.neighbour import Neighbour
 from executor.rollout import Request, RolloutWorker
 from executor.tokenizer import IDS
 from executor.workers import HOST, Workers
@@ -28,7 +28,7 @@ from lab.timeline import Span
 
 Progress = Callable[[str, int], None]
 
-MINIBATCH = 8
+MINIBATCH = 16
 ENGINE = (
     (1, 8, 12),
     (2, 40, 12),
@@ -44,19 +44,33 @@ ENGINE = (
 """(sequences, prompt tokens, longest response): responses end one after the other, so all smaller batches occur too"""
 SCORED = ((1, 24), (4, 32), (8, 64), (16, 24), (16, 96), (32, 44), (32, 84), (32, 120), (64, 48))
 """(samples, tokens of each)"""
-TRAINED = ((8, 12), (8, 24), (16, 32), (8, 64), (32, 48), (8, 128), (16, 96), (8, 256), (24, 192))
-"""(samples, tokens of each), in mini-batches of MINIBATCH samples"""
+TRAINED = (
+    (16, 12, 12),
+    (16, 24, 24),
+    (16, 40, 40),
+    (32, 32, 32),
+    (16, 64, 64),
+    (16, 96, 96),
+    (16, 128, 128),
+    (32, 112, 112),
+    (16, 156, 156),
+    (16, 164, 24),
+    (16, 168, 64),
+)
+"""(samples, tokens of each, tokens of the last), in mini-batches of MINIBATCH samples; a short last one passes alone"""
+MICROBATCH_TOKENS = 2560
 SYNCS, SAVES = 6, 3
 
 
 def measure(arch: str = "tiny-llama", quick: bool = True, progress: Progress | None = None) -> list[Measurement]:
     """Measurements of every op on one core of this machine; about 100 s where quick, else some five minutes more.
 
-    The medians of repeated points; quick repeats each shape twice and measures one architecture.
+    Rounds alone and beside a busy core take turns, so that a slow minute of the machine does not fall on one of them;
+    what is returned are medians of repeats. Quick measures one architecture in three rounds.
     """
     archs = [arch] if quick else [arch, *sorted({"tiny-llama", "small-llama"} - {arch})]
     told = progress or (lambda *_: None)
-    found = [point for name in archs for point in _measure(name, 2 if quick else 5, told)]
+    found = [point for name in archs for point in _measure(name, 3 if quick else 6, told)]
     return found if quick else found + _measure_ranks(arch, told)
 
 
@@ -68,14 +82,17 @@ def _measure(arch: str, repeats: int, progress: Progress) -> list[Measurement]:
         progress(f"starting workers ({arch})", 0)
         sweep.setup()
         sweep.warm_up()
-        for number in range(repeats):
-            progress(f"measuring {arch} alone", number)
-            found += sweep.all(neighbours=0)
-        if len(workers.scenario.hardware.select("local")) > 1:
-            with busy(arch):
-                for number in range(max(1, repeats // 2)):
-                    progress(f"measuring {arch} beside a busy core", number)
-                    found += sweep.all(neighbours=1)
+        alone_only = len(workers.scenario.hardware.select("local")) == 1
+        with Neighbour(arch) as neighbour:
+            for number in range(repeats):
+                progress(f"measuring {arch} alone", number)
+                found += sweep.all(neighbours=0)
+                if alone_only or number == repeats - 1:
+                    continue
+                progress(f"measuring {arch} beside a busy core", number)
+                neighbour.work()
+                found += sweep.all(neighbours=1)
+                neighbour.rest()
     return collapse(found)
 
 
@@ -114,7 +131,7 @@ def scenario(arch: str, ranks: int = 1) -> Scenario:
             "response_tokens": {"dist": "fixed", "value": 256},
         },
         "rollout": {"kv_bytes": "128 MiB", "block_tokens": 32, "max_num_seqs": 64},
-        "update": {"minibatch_samples": MINIBATCH, "microbatch_tokens": 8192},
+        "update": {"minibatch_samples": MINIBATCH, "microbatch_tokens": MICROBATCH_TOKENS},
         "optimizer": {"lr": 1e-6},
         "num_steps": 1,
     }
@@ -140,7 +157,7 @@ class Sweep:
         """First calls allocate and import; they are no measurement."""
         self._generate((4, 16, 4))
         self._score((4, 16))
-        self.train((MINIBATCH, 16))
+        self.train((MINIBATCH, 160, 160))  # the largest: later passes find its memory
         self._sync()
 
     def all(self, neighbours: int) -> list[Measurement]:
@@ -173,7 +190,7 @@ class Sweep:
             self._timed(worker.score, self._step, samples, results=2)[1] for worker in (self.reference, self.reward)
         ] + [self._timed(self.critic.values, self._step, samples, results=2)[1]]
 
-    def train(self, shape: tuple[int, int]) -> list[Any]:
+    def train(self, shape: tuple[int, int, int]) -> list[Any]:
         self._step += 1
         samples = self._samples(*shape)
         numbers = [np.zeros(len(row), dtype=np.float32) for row in samples.logprobs]
@@ -198,14 +215,15 @@ class Sweep:
                 ray.get([self.actor.save.remote(Path(folder), number), self.critic.save.remote(Path(folder), number)])
             )
 
-    def _samples(self, number: int, tokens: int) -> Samples:
+    def _samples(self, number: int, tokens: int, last: int = 0) -> Samples:
         rng = np.random.default_rng(number * tokens)
-        prompt = tokens // 3
+        lengths = [tokens] * (number - 1) + [last or tokens]
+        prompt = min(lengths) // 3
         return Samples(
             step=self._step, policy_version=self._step, prompts=np.arange(number),
             num_prompt_tokens=np.full(number, prompt),
-            tokens=[rng.integers(8, len(IDS), tokens) for _ in range(number)],
-            logprobs=[np.full(tokens - prompt, -4.0, dtype=np.float32) for _ in range(number)],
+            tokens=[rng.integers(8, len(IDS), length) for length in lengths],
+            logprobs=[np.full(length - prompt, -4.0, dtype=np.float32) for length in lengths],
         )  # fmt: skip
 
     def _timed(self, method: Any, *arguments: Any, results: int = 1) -> tuple[Any, ...]:

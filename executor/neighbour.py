@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import os
+import signal
+from typing import Any, Self
 
 from lab.library import model as library_model
 
@@ -13,28 +13,41 @@ BATCH, TOKENS = 8, 64
 _START_TIMEOUT_S = 120.0
 
 
-@contextmanager
-def busy(arch: str, number: int = 1) -> Iterator[None]:
-    """While the context is open, `number` processes train a network of this architecture, one thread each."""
-    spawn = multiprocessing.get_context("spawn")
-    started = [spawn.Event() for _ in range(number)]
-    processes = [spawn.Process(target=_train, args=(arch, event), daemon=True) for event in started]
-    for process in processes:
-        process.start()
-    try:
-        for event in started:
-            if not event.wait(_START_TIMEOUT_S):
-                raise RuntimeError("the busy neighbour did not start")
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+class Neighbour:
+    """A process that trains a network of this architecture on one thread, whenever it is not told to rest.
+
+    A context: it rests from the beginning, and leaving the context ends it.
+    """
+
+    def __init__(self, arch: str) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._started = spawn.Event()
+        self._process = spawn.Process(target=_train, args=(arch, self._started), daemon=True)
+
+    def work(self) -> None:
+        os.kill(self._pid, signal.SIGCONT)
+
+    def rest(self) -> None:
+        os.kill(self._pid, signal.SIGSTOP)
+
+    @property
+    def _pid(self) -> int:
+        assert self._process.pid is not None, "inside the context"
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self._process.start()
+        if not self._started.wait(_START_TIMEOUT_S):
+            raise RuntimeError("the busy neighbour did not start")
+        self.rest()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.join()
 
 
 def _train(arch: str, started: Any) -> None:
-    import os
-
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 

@@ -29,7 +29,7 @@ def test_the_sweep_is_not_the_quickstart_s_work() -> None:
     quick = load("scenarios/quickstart.yaml")
     lengths = quick.workload.prompt_tokens.max + quick.workload.response_lengths(quick.seed, 0).ravel()
     assert measure.scenario("tiny-llama").workload != quick.workload
-    for number, tokens in (*measure.SCORED, *measure.TRAINED):
+    for number, tokens, *_ in (*measure.SCORED, *measure.TRAINED):
         assert sorted(lengths) != [tokens] * number
 
 
@@ -39,7 +39,7 @@ def test_real_workers_yield_every_op_alone_and_beside_a_busy_core(
 ) -> None:
     monkeypatch.setattr(measure, "ENGINE", ((4, 16, 6), (8, 24, 6)))
     monkeypatch.setattr(measure, "SCORED", ((4, 24), (8, 48)))
-    monkeypatch.setattr(measure, "TRAINED", ((8, 24), (16, 48)))
+    monkeypatch.setattr(measure, "TRAINED", ((16, 24, 24), (16, 48, 48)))
     found = measure.measure("tiny-llama", quick=True)
     assert {point.op for point in found if point.neighbours == 0} == set(OPS) - NEEDS_TWO_RANKS
     assert {point.neighbours for point in found} == {0, 1}
