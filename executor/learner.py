@@ -20,7 +20,8 @@ from executor.experience import Samples
 from executor.network import build_actor, build_critic
 from executor.origin import origin
 from executor.recorder import Recorder
-from executor.scoring import pad, pass_quantities
+from executor.scoring import pad
+from lab.measurement import pass_quantities
 from lab.policies.microbatch import deal, pack
 from lab.scenario import Scenario
 
@@ -214,7 +215,7 @@ class Learner:
 
     def _quantities(self, batch: Microbatch) -> dict[str, Any]:
         tokens = int(batch.mask.sum()) if batch.weight else 0
-        return {"tokens": tokens, "quantities": pass_quantities(self.spec, *batch.ids.shape)}
+        return {"tokens": tokens, "quantities": pass_quantities(self.spec, self.role, *batch.ids.shape)}
 
 
 def logprobs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:

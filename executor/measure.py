@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -161,11 +162,11 @@ class Sweep:
         self._sync()
 
     def all(self, neighbours: int) -> list[Measurement]:
-        """Every op once over all shapes."""
-        calls: list[tuple[Callable[..., list[Any]], Sequence[Any]]] = [
-            (self._generate, ENGINE), (self._score, SCORED), (self.train, TRAINED)
-        ]  # fmt: skip
-        infos = [info for method, shapes in calls for shape in shapes for info in method(shape)]
+        """Every op once over all shapes; workers take turns, as in a run, so that none finds its caches warm."""
+        methods: list[Callable[[Any], list[Any]]] = [self._generate, self._score, self.train]
+        infos = []
+        for shapes in zip_longest(ENGINE, SCORED, TRAINED):
+            infos += [info for method, shape in zip(methods, shapes, strict=True) if shape for info in method(shape)]
         infos += [info for _ in range(SYNCS) for info in self._sync()]
         infos += [info for number in range(SAVES) for info in self._save(number)]
         spans = [span for info in infos for span in info["spans"]]

@@ -13,7 +13,7 @@ from executor.origin import origin
 from executor.recorder import Recorder
 from executor.tasks import reward_function
 from executor.tokenizer import IDS, PAD
-from lab.model import ModelSpec
+from lab.measurement import pass_quantities
 from lab.placement import Score, Worker
 from lab.policies.microbatch import pack
 from lab.scenario import Scenario
@@ -29,7 +29,8 @@ class Passes:
     """Frozen forward passes over the samples of a step, in groups of similar length."""
 
     def __init__(self, scenario: Scenario, role: str, score: Score, recorder: Recorder) -> None:
-        self._spec, self._score, self._recorder = scenario.spec(role), score, recorder
+        self._spec, self._role = scenario.spec(role), role
+        self._score, self._recorder = score, recorder
         self._max_tokens = scenario.update.microbatch_tokens
 
     def over(
@@ -44,25 +45,11 @@ class Passes:
             with self._recorder.op("forward") as op, torch.inference_mode():
                 found |= dict(zip(group, read(torch.from_numpy(ids), torch.from_numpy(mask)), strict=True))
                 op["tokens"] = sum(samples.lengths[i] for i in group)
-                op["quantities"] = pass_quantities(self._spec, *ids.shape)
+                op["quantities"] = pass_quantities(self._spec, self._role, *ids.shape)
         tokens = sum(samples.lengths)
         quantities = {"calls": 1.0, "samples": float(len(samples)), "tokens": float(tokens)}
         notes |= {"tokens": tokens, "samples": len(samples), "quantities": quantities}
         return found
-
-
-def pass_quantities(spec: ModelSpec, num_samples: int, longest: int) -> dict[str, float]:
-    """Of one pass over padded samples; padded rows cost like full ones.
-
-    In a causal pass of length T, T (T + 1) / 2 pairs of tokens attend.
-    """
-    tokens = num_samples * longest
-    return {
-        "passes": 1.0,
-        "tokens": float(tokens),
-        "linear_flops": spec.linear_flops(tokens),
-        "attention_flops": spec.attention_flops(num_samples * longest * (longest + 1) / 2),
-    }
 
 
 def pad(sequences: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

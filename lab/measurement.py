@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from lab.model import ModelSpec
 from lab.timeline import Span
 
 OPS = {
@@ -45,6 +46,24 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     repeats: int = 1
     source: str = "measured"
+
+
+HEADLESS = frozenset({"critic", "reward"})
+"""roles whose network ends in one number per token instead of logits"""
+
+
+def pass_quantities(spec: ModelSpec, role: str, num_samples: int, longest: int) -> dict[str, float]:
+    """Quantities of one forward pass over right-padded samples; padded rows cost like full ones.
+
+    In a causal pass of length T, T (T + 1) / 2 pairs of tokens attend.
+    """
+    tokens = num_samples * longest
+    return {
+        "passes": 1.0,
+        "tokens": float(tokens),
+        "linear_flops": spec.linear_flops(tokens, head_tokens=0 if role in HEADLESS else tokens),
+        "attention_flops": spec.attention_flops(num_samples * longest * (longest + 1) / 2),
+    }
 
 
 def write_jsonl(measurements: Iterable[Measurement], path: Path) -> None:

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from lab.measurement import pass_quantities
 from lab.model import ModelSpec
-from lab.policies.microbatch import deal, pack, padded_tokens
+from lab.policies.microbatch import deal, pack
 from simulator.world import Lane, Process, World
 
 
 def passes(
-    spec: ModelSpec, lengths: Sequence[int], groups: Sequence[Sequence[int]]
+    spec: ModelSpec, role: str, lengths: Sequence[int], groups: Sequence[Sequence[int]]
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """Tokens and cost quantities of each forward pass; padded rows cost like full ones."""
+    """Tokens and cost quantities of each forward pass."""
     for group in groups:
-        padded, longest = padded_tokens(lengths, group), max(lengths[i] for i in group)
-        yield (
-            sum(lengths[i] for i in group),
-            {
-                "passes": 1.0,
-                "tokens": float(padded),
-                "linear_flops": spec.linear_flops(padded),
-                "attention_flops": spec.attention_flops(len(group) * longest * (longest + 1) / 2),
-            },
-        )
+        longest = max(lengths[i] for i in group)
+        yield sum(lengths[i] for i in group), pass_quantities(spec, role, len(group), longest)
 
 
 def score(world: World, stage: str, step: int, lengths: Sequence[int]) -> Process:
@@ -55,7 +48,7 @@ def value(world: World, step: int, lengths: Sequence[int], rank: int) -> Process
 
 
 def _forward(world: World, lane: Lane, lengths: Sequence[int], groups: Sequence[Sequence[int]]) -> Process:
-    for tokens, quantities in passes(world.scenario.spec(lane.worker.role), lengths, groups):
+    for tokens, quantities in passes(world.scenario.spec(lane.worker.role), lane.worker.role, lengths, groups):
         yield from lane.op("forward", "logprob", quantities, tokens=tokens)
 
 

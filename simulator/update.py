@@ -57,7 +57,7 @@ def _rank(world: World, worker: Worker, rank: int, step: int, lengths: Sequence[
     for batch in batches * scenario.algorithm.ppo_epochs:
         mine = [lengths[batch[i]] for i in deal(len(batch), ranks)[rank]]
         tokens += sum(mine)
-        for size, quantities in passes(spec, mine, pack(mine, scenario.update.microbatch_tokens)):
+        for size, quantities in passes(spec, worker.role, mine, pack(mine, scenario.update.microbatch_tokens)):
             yield from lane.op("forward", "forward", quantities, tokens=size)
             yield from lane.op("backward", "backward", quantities, tokens=size)
         yield from _reduce(world, lane, ranks, barrier)

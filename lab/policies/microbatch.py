@@ -32,8 +32,3 @@ def pack(lengths: Sequence[int], max_tokens: int, max_samples: int | None = None
             groups.append([])
         groups[-1].append(i)
     return groups
-
-
-def padded_tokens(lengths: Sequence[int], group: Sequence[int]) -> int:
-    """Tokens of a group once every sample is padded to its longest."""
-    return len(group) * max(lengths[i] for i in group)

@@ -98,9 +98,7 @@ def test_the_walk_sees_imports_of_every_form(tmp_path: Path, monkeypatch: pytest
 def loaded_by(statement: str) -> set[str]:
     """Top-level modules that a fresh interpreter holds after `statement`."""
     script = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
-    answer = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    answer = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     return {name.split(".")[0] for name in answer.stdout.splitlines()}
 
 

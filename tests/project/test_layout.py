@@ -54,9 +54,7 @@ def test_nothing_unexpected_at_the_top_level() -> None:
 
 
 def test_pyproject_lists_every_package_on_disk() -> None:
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
-        "packages"
-    ]
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     found = {path.parent.relative_to(ROOT).as_posix().replace("/", ".") for path in python_files(*PACKAGES)}
     assert sorted(listed) == sorted(found)
 
@@ -73,9 +71,7 @@ def test_tests_are_no_packages() -> None:
 
 
 def test_files_are_short() -> None:
-    lengths = {
-        path: len(path.read_text(encoding="utf-8").splitlines()) for path in python_files(*PACKAGES, "tests")
-    }
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in python_files(*PACKAGES, "tests")}
     assert {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > MAX_LINES} == {}
 
 
@@ -97,10 +93,7 @@ def test_notebooks_are_stored_without_outputs() -> None:
     with_output = [
         path.name
         for path in notebooks
-        if any(
-            cell.get("outputs") or cell.get("execution_count")
-            for cell in nbformat.read(path, as_version=4).cells
-        )
+        if any(cell.get("outputs") or cell.get("execution_count") for cell in nbformat.read(path, as_version=4).cells)
     ]
     assert notebooks
     assert with_output == []

@@ -62,9 +62,7 @@ def test_the_gpu_lock_names_only_cuda_builds() -> None:
 def test_a_lock_satisfies_what_the_project_asks_for(accelerator: str, extra: str | None) -> None:
     found = pins(accelerator)
     wanted = requirements(extra.format(accelerator) if extra else None)
-    unmet = [
-        str(one) for one in wanted if not one.specifier.contains(found.get(canonicalize_name(one.name), ""))
-    ]
+    unmet = [str(one) for one in wanted if not one.specifier.contains(found.get(canonicalize_name(one.name), ""))]
     assert wanted
     assert unmet == []
 

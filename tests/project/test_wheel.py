@@ -18,9 +18,7 @@ PACKAGES = ("lab", "profiles", "simulator", "executor")
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Runs a command outside the checkout, without this checkout on its path; returns what it printed."""
-    environment = {
-        key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "VIRTUAL_ENV"}
-    }
+    environment = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "VIRTUAL_ENV"}}
     answer = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True)
     assert answer.returncode == 0, f"{' '.join(map(str, command))}\n{answer.stdout}\n{answer.stderr}"
     return answer.stdout
@@ -69,9 +67,7 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
 
 
 def test_the_packages_come_from_the_wheel(environment: Path, tmp_path: Path) -> None:
-    script = (
-        "import lab, profiles, simulator; print(*(m.__file__ for m in (lab, profiles, simulator)), sep='\\n')"
-    )
+    script = "import lab, profiles, simulator; print(*(m.__file__ for m in (lab, profiles, simulator)), sep='\\n')"
     found = run(environment / "bin" / "python", "-c", script, cwd=tmp_path).splitlines()
     assert len(found) == 3
     assert all(path.startswith(str(environment)) for path in found), found
