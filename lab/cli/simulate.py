@@ -53,7 +53,22 @@ def profiles_for(scenario: Any, name: str | None) -> Mapping[str, Any]:
 def predict(scenario: Any, out: Path, profile: str | None) -> tuple[Any, dict[str, Any]]:
     """Simulates and writes the run folder; the timeline and its summary."""
     from lab import runs
+    from lab.cli.show import note
     from simulator.run import simulate as play
 
-    timeline = play(scenario, profiles_for(scenario, profile))
+    profiles = profiles_for(scenario, profile)
+    for line in doubts(profiles):
+        note(line)
+    timeline = play(scenario, profiles)
     return timeline, runs.finish(runs.begin(out, scenario, "simulated"), scenario, timeline)
+
+
+def doubts(profiles: Mapping[str, Any]) -> list[str]:
+    """What a person should know before trusting these profiles: of cores, that another machine's were measured."""
+    from profiles.profile import machine
+
+    found = profiles.get("cpu-core")
+    if found is None or found.source.get("machine") == machine():
+        return []
+    origin = "a datasheet" if found.kind == "datasheet" else f"another machine ({found.source.get('machine')})"
+    return [f"costs of this machine's cores are those of {origin}: `lab profile --quick` measures them"]

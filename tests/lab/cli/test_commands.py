@@ -104,3 +104,13 @@ def test_bytes_that_are_no_text_exit_with_2(tmp_path: Path) -> None:
     path.write_bytes(QUICK.read_bytes() + b"\xff\xfe")
     done = lab("simulate", path)
     assert done.returncode == 2 and "UTF-8" in done.stderr and "remedy" in done.stderr
+
+
+def test_a_profile_of_another_machine_is_said_to_be_one(tmp_path: Path) -> None:
+    from profiles.profile import load, shipped
+
+    other = load(next(iter(shipped().values())))
+    other.model_copy(update={"source": {"machine": {"cpu": "another", "cores": 512}}}).save(tmp_path / "other.yaml")
+    done = lab("simulate", QUICK, "--out", tmp_path / "runs", "--profile", tmp_path / "other.yaml")
+    assert done.returncode == 0
+    assert "another machine" in done.stderr and "lab profile --quick" in done.stderr
