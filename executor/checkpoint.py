@@ -24,7 +24,8 @@ def write(folder: Path, weights: dict[str, torch.Tensor] | None, state: dict[str
     """Writes a rank's checkpoint; returns its bytes.
 
     `weights` by Hugging Face's names (rank 0 only), `state` of the optimizer and the random generator. Everything is
-    written into a temporary folder, flushed to disk and renamed, so that a crash leaves the old state or the new one.
+    written into a temporary folder, flushed to disk and renamed, so that `folder` is complete or absent after a
+    crash. An earlier checkpoint of the same name is moved aside first and deleted last.
     """
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -33,15 +34,13 @@ def write(folder: Path, weights: dict[str, torch.Tensor] | None, state: dict[str
         save_file({key: value.contiguous() for key, value in weights.items()}, str(part / WEIGHTS))
     torch.save(state, part / STATE)
     files = {path.name: _digest(path) for path in sorted(part.iterdir())}
-    size = sum(path.stat().st_size for path in part.iterdir())
-    (part / MANIFEST).write_text(json.dumps(about | {"sha256": files}, indent=1))
+    sizes = {file: (part / file).stat().st_size for file in files}
+    (part / MANIFEST).write_text(json.dumps(about | {"sha256": files, "bytes": sizes}, indent=1))
     for path in part.iterdir():
         _flush(path)
     _flush(part)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(part, folder)
-    _flush(folder.parent)
-    return float(size)
+    _swap(part, folder)
+    return float(sum(sizes.values()))
 
 
 def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]:
@@ -53,6 +52,22 @@ def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[st
             raise ValueError(f"{path} is missing or not what was written")
     weights = load_file(str(folder / WEIGHTS)) if WEIGHTS in manifest["sha256"] else {}
     return weights, torch.load(folder / STATE, weights_only=False), manifest
+
+
+def _swap(part: Path, folder: Path) -> None:
+    """Renames `part` to `folder`; what `folder` held is back in its place if that fails."""
+    earlier = folder.with_name(f".{folder.name}.old")
+    if folder.exists():
+        shutil.rmtree(earlier, ignore_errors=True)
+        os.replace(folder, earlier)
+    try:
+        os.replace(part, folder)
+    except OSError:
+        if earlier.exists():
+            os.replace(earlier, folder)
+        raise
+    _flush(folder.parent)
+    shutil.rmtree(earlier, ignore_errors=True)
 
 
 def _digest(path: Path) -> str:

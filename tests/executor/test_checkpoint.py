@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +63,44 @@ def test_the_manifest_names_every_file(tmp_path: Path) -> None:
     path, _, _ = written(tmp_path)
     named = json.loads((path / MANIFEST).read_text())["sha256"]
     assert set(named) | {MANIFEST} == {entry.name for entry in path.iterdir()}
+
+
+def test_the_manifest_has_the_size_of_every_file(tmp_path: Path) -> None:
+    path, _, size = written(tmp_path)
+    sizes = json.loads((path / MANIFEST).read_text())["bytes"]
+    assert sizes == {file: (path / file).stat().st_size for file in (WEIGHTS, STATE)}
+    assert sum(sizes.values()) == size
+
+
+KILLED_BEFORE_THE_RENAME = """
+import os, sys, torch
+from pathlib import Path
+from executor import checkpoint
+os.replace = lambda *names: os._exit(9)
+checkpoint.write(Path(sys.argv[1]), {"w": torch.ones(3)}, {"step": 1}, {})
+"""
+
+
+def test_a_process_that_dies_before_the_rename_leaves_no_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / name(1, "actor", 0)
+    ended = subprocess.run([sys.executable, "-c", KILLED_BEFORE_THE_RENAME, str(path)], check=False)
+    assert ended.returncode == 9
+    assert [entry.name for entry in path.parent.iterdir()] == [f".{path.name}.part"]
+    write(path, {"w": torch.zeros(3)}, {"step": 1}, {})
+    assert read(path)[0]["w"].tolist() == [0, 0, 0]
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_a_rename_that_fails_leaves_the_earlier_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, weights, _ = written(tmp_path)
+    rename = os.replace
+
+    def failing(source: Path, target: Path) -> None:
+        if source.name.endswith(".part"):
+            raise OSError("no space left")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(OSError, match="no space"):
+        write(path, {"w": torch.ones(3)}, {"step": 1}, {})
+    assert read(path)[0].keys() == weights.keys()
