@@ -24,6 +24,8 @@ HOST = "127.0.0.1"
 _GRAIN = 10_000
 """Ray counts CPUs in ten-thousandths"""
 
+GANG_TIMEOUT_S = 60.0
+
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -61,12 +63,7 @@ class Workers:
             self._ray_folder = tempfile.mkdtemp(prefix="lab-")  # short: paths of sockets end at 107 bytes
             start_ray(self._ray_folder)
         shares = cpu_shares(self.scenario)
-        available = ray.available_resources().get("CPU", 0.0)
-        if sum(shares.values()) > available + 1e-6:
-            problem = f"the workers need {sum(shares.values()):g} CPUs, Ray has {available:g} free"
-            raise InputError(key="pools", problem=problem, remedy="name fewer cores, or end what else runs on Ray")
-        self._group = placement_group([{"CPU": share} for share in shares.values()], strategy="PACK")
-        ray.get(self._group.ready(), timeout=60)
+        self._group = _gang(list(shares.values()))
         ports = {role: free_port() for role in ("actor", "critic")}
         for bundle, (name, share) in enumerate(shares.items()):
             worker = self.scenario.workers[name]
@@ -97,6 +94,26 @@ class Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _gang(shares: list[float]) -> PlacementGroup:
+    """A placement group with all shares or none. Raises InputError where Ray has too few CPUs, or frees too few in time.
+
+    What an earlier run held is given back a moment after its actors are killed, so this waits for it.
+    """
+    needed, total = sum(shares), ray.cluster_resources().get("CPU", 0.0)
+    if needed > total + 1e-6:
+        problem = f"the workers need {needed:g} CPUs, Ray has {total:g}"
+        raise InputError(key="pools", problem=problem, remedy="name fewer cores, or start Ray with more")
+    group = placement_group([{"CPU": share} for share in shares], strategy="PACK")
+    try:
+        ray.get(group.ready(), timeout=GANG_TIMEOUT_S)
+    except ray.exceptions.GetTimeoutError:
+        remove_placement_group(group)
+        free = ray.available_resources().get("CPU", 0.0)
+        problem = f"the workers need {needed:g} CPUs, Ray has {free:g} free"
+        raise InputError(key="pools", problem=problem, remedy="end what else runs on Ray") from None
+    return group
 
 
 def cpu_shares(scenario: Scenario) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +81,8 @@ class Cores:
         if turn != self._turn:
             return
         self._advance()
-        ended = [job for job in self._jobs if job.remaining_s <= _DONE + 1e-9 * wait]
+        slack = _DONE + 1e-9 * wait + math.ulp(self._env.now)  # late in a run the clock itself is coarser than _DONE
+        ended = [job for job in self._jobs if job.remaining_s <= slack]
         self._jobs = [job for job in self._jobs if job not in ended]
         self._retime()
         for job in ended:

@@ -101,3 +101,11 @@ def test_regular_arrivals_below_full_load_never_wait(load: float, number: int) -
     """D/D/1: each job ends before the next one comes."""
     found = ends([(float(i), load) for i in range(number)], 1)
     assert found == pytest.approx([i + load for i in range(number)], rel=1e-6)
+
+
+@pytest.mark.parametrize("late", [1e4, 1e6, 1e8])
+def test_short_jobs_end_however_late_the_clock(late: float) -> None:
+    """At 10⁸ s the clock counts in steps of 15 ns, far more than the rounding that a job's rest is allowed."""
+    works = [0.0011 * (1 + 0.01 * i) for i in range(50)]
+    found = ends([(late + 0.0007 * i, seconds) for i, seconds in enumerate(works)], 2)
+    assert late + sum(works) / 2 - 1e-6 <= max(found) <= late + sum(works) + 1e-6

@@ -1,0 +1,36 @@
+"""Gangs of workers: all or nothing, and what an earlier run held is waited for."""
+
+import os
+
+import pytest
+
+from executor import workers
+from lab.errors import InputError
+
+pytestmark = pytest.mark.real
+CORES = len(os.sched_getaffinity(0))
+
+
+def test_a_gang_follows_another_at_once(local_ray: None) -> None:
+    from ray.util.placement_group import remove_placement_group
+
+    for _ in range(5):
+        remove_placement_group(workers._gang([CORES / 4] * 4))
+
+
+def test_more_than_there_is_is_refused_at_once(local_ray: None) -> None:
+    with pytest.raises(InputError, match="Ray has") as caught:
+        workers._gang([1.0] * (CORES + 1))
+    assert caught.value.key == "pools"
+
+
+def test_what_another_holds_is_named_after_a_while(local_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.util.placement_group import remove_placement_group
+
+    monkeypatch.setattr(workers, "GANG_TIMEOUT_S", 0.5)
+    held = workers._gang([CORES / 2] * 2)
+    try:
+        with pytest.raises(InputError, match="free"):
+            workers._gang([CORES / 2] * 2)
+    finally:
+        remove_placement_group(held)
