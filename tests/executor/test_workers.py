@@ -27,8 +27,8 @@ def test_more_than_there_is_is_refused_at_once(local_ray: None) -> None:
 def test_what_another_holds_is_named_after_a_while(local_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.util.placement_group import remove_placement_group
 
-    monkeypatch.setattr(workers, "GANG_TIMEOUT_S", 0.5)
     held = workers._gang([CORES / 2] * 2)
+    monkeypatch.setattr(workers, "GANG_TIMEOUT_S", 0.5)
     try:
         with pytest.raises(InputError, match="free"):
             workers._gang([CORES / 2] * 2)
