@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from lab.intervals import Interval, divide
@@ -23,9 +23,9 @@ def accounts(timeline: Timeline, makespan: float) -> dict[str, dict[str, float]]
     found = {}
     for pool, devices in timeline.header.pools.items():
         total: dict[str, float] = defaultdict(float)
-        for device in devices:
-            for account, seconds in _device(timeline, device, makespan, labelled, stages).items():
-                total[account] += seconds
+        for workers, number in Counter(_workers(timeline, device) for device in devices).items():
+            for account, seconds in _device(workers, makespan, labelled, stages).items():
+                total[account] += number * seconds
         whole = makespan * len(devices)
         found[pool] = {account: seconds / whole for account, seconds in sorted(total.items()) if seconds > 0}
     return found
@@ -55,15 +55,18 @@ def _parts(span: Span, communication: list[Span]) -> Iterator[tuple[str, Interva
     yield span.stage, (at, span.end_s)
 
 
+def _workers(timeline: Timeline, device: str) -> tuple[str, ...]:
+    """Who runs on a device; devices with the same workers have the same account."""
+    return tuple(name for name, lane in timeline.header.lanes.items() if device in lane.devices)
+
+
 def _device(
-    timeline: Timeline,
-    device: str,
+    workers: tuple[str, ...],
     makespan: float,
     labelled: dict[str, list[tuple[Span, list[tuple[str, Interval]]]]],
     stages: dict[str, Span],
 ) -> dict[str, float]:
     """Seconds of one device by account; workers that are active together share it equally."""
-    workers = [name for name, lane in timeline.header.lanes.items() if device in lane.devices]
     active: dict[str, list[Interval]] = {}
     for worker in workers:
         for _, parts in labelled.get(worker, []):

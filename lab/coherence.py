@@ -96,6 +96,7 @@ def _sharing(scenario: Scenario) -> None:
             if wide:
                 problem = f"{wide[0].name} needs {len(wide[0].devices)} devices, pool {pool} has {len(devices)}"
                 raise Incoherent(f"pools.{pool}", problem, "use a larger pool or less tensor parallelism")
+            _same_or_apart(pool, [(worker.name, set(worker.devices)) for worker in workers])
             continue
         demand = sum(len(worker.devices) for worker in workers)
         if demand > len(devices):
@@ -104,6 +105,15 @@ def _sharing(scenario: Scenario) -> None:
             raise Incoherent(
                 f"pools.{pool}", problem, f"enlarge the pool, or set `sharing: {{{pool}: {{how: resident}}}}`"
             )
+
+
+def _same_or_apart(pool: str, groups: list[tuple[str, set[str]]]) -> None:
+    """Groups that share only some of their devices would wait for each other in ways that are not modelled."""
+    for i, (first, ours) in enumerate(groups):
+        for second, theirs in groups[:i]:
+            if ours & theirs and ours != theirs:
+                problem = f"{second} and {first} share only some of their devices"
+                raise Incoherent(f"pools.{pool}", problem, "choose a size that puts them on the same devices or apart")
 
 
 def _batches(scenario: Scenario) -> None:

@@ -15,6 +15,8 @@ SPREAD = "spread of repeats"
 STANDARD_ERROR = "standard error over steps"
 NOTHING_S = 1e-9
 """differences below are rounding"""
+MAX_SPREAD = 0.15
+"""repeats that differ by more settle nothing"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,20 @@ def compare(predicted: Timeline, measured: Sequence[Timeline]) -> Comparison:
         **_explain(predicted, measured),
         pools=_pools(predicted, measured),
     )
+
+
+def caveats(comparison: Comparison, predicted: Timeline, measured: Sequence[Timeline]) -> list[str]:
+    """What a reader must know before believing the comparison, one sentence each."""
+    found, step = [], comparison.step
+    if predicted.header.origin != "simulated":
+        found.append("The run in the place of the prediction was not simulated.")
+    if any(run.header.origin != "measured" for run in measured):
+        found.append("A run in the place of a measurement was itself simulated: nothing of it was measured.")
+    if any(run.header.status != "done" for run in (predicted, *measured)):
+        found.append("A run did not finish: only its complete steps are compared.")
+    if step.noise_kind == SPREAD and step.noise is not None and step.noise > MAX_SPREAD:
+        found.append(f"The repeats differ by {step.noise:.1%}. More than {MAX_SPREAD:.0%} settles nothing: repeat.")
+    return found
 
 
 def _check(predicted: Timeline, measured: Sequence[Timeline]) -> None:
@@ -162,6 +178,8 @@ def _tell(stage: str, seconds: float, total: float) -> str:
     if abs(total) < NOTHING_S:
         return text
     share = seconds / total
+    if share > 1.005:
+        return f"{text}: more than the whole difference, which others make up for"
     return f"{text}: {share:.0%} of the difference" if share > 0 else f"{text}, against the difference"
 
 

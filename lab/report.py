@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import charts
-from lab.compare import Comparison, Row
+from lab.compare import Comparison, Row, caveats
 from lab.metrics import publications
 from lab.timeline import Timeline
 
@@ -53,7 +53,9 @@ def write_comparison_report(
     )
     rows = [*comparison.stages.items(), ("step", comparison.step)]
     table = [(name, row, verdict(row)) for name, row in rows]
-    _write(path, "comparison.html.j2", figures, comparison=comparison, table=table, runs=[predicted, *measured])
+    doubts = caveats(comparison, predicted, measured)
+    content = {"comparison": comparison, "caveats": doubts, "table": table, "runs": [predicted, *measured]}
+    _write(path, "comparison.html.j2", figures, **content)
 
 
 def middle(timelines: Iterable[Timeline]) -> int:

@@ -9,7 +9,7 @@ import streamlit as st
 
 from lab import charts, runs
 from lab.cli.show import percent, seconds
-from lab.compare import Comparison, compare
+from lab.compare import Comparison, caveats, compare
 from lab.report import middle, verdict
 from lab.ui import parts
 
@@ -28,6 +28,8 @@ def page() -> None:
         ours, theirs = runs.read(predicted), runs.read(measured)
         comparison = compare(ours, [theirs])
     _verdict(comparison)
+    for caveat in caveats(comparison, ours, [theirs]):
+        st.warning(caveat)
     both = {"predicted": ours, "measured": theirs}
     parts.figure(charts.gantts(both), "gantts")
     st.subheader("One step in the middle, from its start")
