@@ -84,6 +84,12 @@ def _placements(scenario: Scenario) -> Iterator[Refusal]:
     for key, part in [*parts, *named.items(), *scores.items()]:
         if part is not None and part.tensor_parallel > 1:
             yield f"place.{key}.tensor_parallel", "tensor parallelism is not executed on a CPU", "set it to 1"
+        if part is not None and part.threads > (cores := len(os.sched_getaffinity(0))):
+            yield (
+                f"place.{key}.threads",
+                f"{part.threads} threads, this machine has {cores} cores",
+                f"set it to {cores}",
+            )
     for key, train in named.items():
         if train is not None and train.offload != "none":
             yield f"place.{key}.offload", "a CPU has no other memory to offload to", "set `offload: none`"

@@ -18,17 +18,24 @@ def accounts(timeline: Timeline, makespan: float) -> dict[str, dict[str, float]]
     """By pool: shares of its device-seconds over the makespan, which add to 1; empty without any time."""
     if makespan <= 0:
         return {pool: {} for pool in timeline.header.pools}
-    stages = {span.span_id: span for span in timeline.stages()}
+    latest = _latest_causes(timeline.stages())
     labelled = _labelled(timeline)
     found = {}
     for pool, devices in timeline.header.pools.items():
         total: dict[str, float] = defaultdict(float)
         for workers, number in Counter(_workers(timeline, device) for device in devices).items():
-            for account, seconds in _device(workers, makespan, labelled, stages).items():
+            for account, seconds in _device(workers, makespan, labelled, latest).items():
                 total[account] += number * seconds
         whole = makespan * len(devices)
         found[pool] = {account: seconds / whole for account, seconds in sorted(total.items()) if seconds > 0}
     return found
+
+
+def _latest_causes(stages: list[Span]) -> dict[str, Span]:
+    """By span, the one of its causes that ended last."""
+    by_id = {span.span_id: span for span in stages}
+    causes = {span.span_id: [by_id[name] for name in span.cause_ids if name in by_id] for span in stages}
+    return {name: max(found, key=lambda span: (span.end_s, span.span_id)) for name, found in causes.items() if found}
 
 
 def _labelled(timeline: Timeline) -> dict[str, list[tuple[Span, list[tuple[str, Interval]]]]]:
@@ -64,7 +71,7 @@ def _device(
     workers: tuple[str, ...],
     makespan: float,
     labelled: dict[str, list[tuple[Span, list[tuple[str, Interval]]]]],
-    stages: dict[str, Span],
+    latest: dict[str, Span],
 ) -> dict[str, float]:
     """Seconds of one device by account; workers that are active together share it equally."""
     active: dict[str, list[Interval]] = {}
@@ -77,12 +84,12 @@ def _device(
     for key, seconds in shares.items():
         total[key.split("\0")[1]] += seconds
     spans = sorted((span for worker in workers for span, _ in labelled.get(worker, [])), key=lambda span: span.start_s)
-    for account, seconds in _waits(gaps, spans, stages):
+    for account, seconds in _waits(gaps, spans, latest):
         total[account] += seconds
     return total
 
 
-def _waits(gaps: list[Interval], spans: list[Span], stages: dict[str, Span]) -> Iterator[tuple[str, float]]:
+def _waits(gaps: list[Interval], spans: list[Span], latest: dict[str, Span]) -> Iterator[tuple[str, float]]:
     """Every gap by what the next span on the device was waiting for."""
     position = 0
     for start, end in gaps:
@@ -91,14 +98,13 @@ def _waits(gaps: list[Interval], spans: list[Span], stages: dict[str, Span]) -> 
         if position == len(spans):
             yield "idle", end - start
         else:
-            yield from _walk(start, end, spans[position], stages)
+            yield from _walk(start, end, spans[position], latest)
 
 
-def _walk(start: float, end: float, span: Span | None, stages: dict[str, Span]) -> Iterator[tuple[str, float]]:
+def _walk(start: float, end: float, span: Span | None, latest: dict[str, Span]) -> Iterator[tuple[str, float]]:
     """Back from a span through the causes that ended last, until the gap is covered."""
     while span is not None and end > start:
-        causes = [stages[name] for name in span.cause_ids if name in stages]
-        cause = max(causes, key=lambda found: (found.end_s, found.span_id), default=None)
+        cause = latest.get(span.span_id)
         if cause is None:
             break
         after = max(cause.end_s, start)

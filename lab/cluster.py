@@ -19,9 +19,9 @@ class Node(Record):
     name: str = Field(
         description="label used in pool expressions such as `train[0:6]`", json_schema_extra={"effect": "label"}
     )
-    count: int = Field(default=1, ge=1, description="how many machines of this kind")
+    count: int = Field(default=1, ge=1, le=10**5, description="how many machines of this kind")
     device: str = Field(description="an entry of the device library, for example a100-80g-sxm or cpu-core")
-    devices: int = Field(ge=1, description="devices on each machine; a CPU device is one core")
+    devices: int = Field(ge=1, le=1024, description="devices on each machine; a CPU device is one core")
     intra: str = Field(description="link between the devices of one machine, an entry of the link library")
 
     @model_validator(mode="after")

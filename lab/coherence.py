@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from lab.library import device
+
 if TYPE_CHECKING:
     from lab.scenario import Scenario
 
@@ -96,7 +98,8 @@ def _sharing(scenario: Scenario) -> None:
             if wide:
                 problem = f"{wide[0].name} needs {len(wide[0].devices)} devices, pool {pool} has {len(devices)}"
                 raise Incoherent(f"pools.{pool}", problem, "use a larger pool or less tensor parallelism")
-            _same_or_apart(pool, [(worker.name, set(worker.devices)) for worker in workers])
+            if device(scenario.hardware.node_of(devices[0]).device).kind == "gpu":
+                _same_or_apart(pool, [(worker.name, set(worker.devices)) for worker in workers])
             continue
         demand = sum(len(worker.devices) for worker in workers)
         if demand > len(devices):

@@ -7,6 +7,7 @@ import json
 import re
 import typing
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from lab.scenario import Scenario
 Keys = tuple[str | int, ...]
 R = TypeVar("R", bound=Record)
 
+MAX_DEPTH, MAX_VALUES, MAX_DIGITS = 50, 100_000, 40
 _PLAIN = frozenset({"map", "seq", "str", "int", "float", "bool", "null"})
 
 
@@ -29,7 +31,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag.rsplit(":", 1)[1] in ("null", "int", "merge")]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rsplit(":", 1)[1] in ("null", "int")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(?:true|false|True|False)$"), list("tfTF"))
@@ -64,6 +66,18 @@ def parse_record(text: str, record: type[R], *, file: str) -> R:
         raise _explain(error, record, data, lines, file) from None
 
 
+@contextmanager
+def located(path: str | Path) -> Iterator[None]:
+    """Errors that name a key of this file, but no file, get file and line."""
+    try:
+        yield
+    except InputError as error:
+        if error.file is None and error.key is not None and not error.key.startswith("-"):
+            lines = _construct(_compose(_text(Path(path)), str(path)), str(path))[1]
+            error.file, error.line = str(path), _line(lines, tuple(_split(error.key)))
+        raise
+
+
 def dump(scenario: Scenario) -> str:
     """The scenario as YAML that `load` reads back to an equal one."""
     data = scenario.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -87,11 +101,13 @@ def decode(content: bytes, *, file: str) -> str:
 
 
 def _text(path: Path) -> str:
+    if path.exists() and not path.is_file():
+        raise InputError(file=str(path), problem="not a regular file", remedy="name an existing file")
     try:
         content = path.read_bytes()
     except OSError as error:
         problem = error.strerror or str(error)
-        raise InputError(file=str(path), problem=problem, remedy="name an existing scenario file") from None
+        raise InputError(file=str(path), problem=problem, remedy="name an existing file") from None
     return decode(content, file=str(path))
 
 
@@ -105,7 +121,10 @@ def _compose(text: str, file: str) -> yaml.Node:
             file=file, line=line, problem=problem, remedy="check indentation, quotes and brackets"
         ) from None
     except yaml.YAMLError as error:
-        raise InputError(file=file, problem=f"not valid YAML: {error}", remedy="remove the character") from None
+        problem = f"not valid YAML: {str(error).splitlines()[0]}"
+        raise InputError(file=file, problem=problem, remedy="remove the character") from None
+    except RecursionError:
+        raise InputError(file=file, problem="the file is nested too deeply", remedy="write it flat") from None
     if node is None:
         raise InputError(file=file, problem="the file is empty", remedy="start with `name: …`")
     return node
@@ -113,10 +132,15 @@ def _compose(text: str, file: str) -> yaml.Node:
 
 def _construct(node: yaml.Node, file: str) -> tuple[Any, dict[Keys, int]]:
     lines: dict[Keys, int] = {}
+    left = [MAX_VALUES]
 
     def walk(node: yaml.Node, path: Keys, above: tuple[int, ...]) -> Any:
         lines.setdefault(path, node.start_mark.line + 1)
         _refuse_tag(node, path, file)
+        left[0] -= 1
+        if len(path) > MAX_DEPTH or left[0] < 0:
+            problem = f"more than {MAX_DEPTH} levels or {MAX_VALUES} values"
+            raise InputError(file=file, line=lines[path], problem=problem, remedy="a file of the lab is far smaller")
         if id(node) in above:
             raise InputError(file=file, line=lines[path], problem="a YAML alias contains itself", remedy="write it out")
         if isinstance(node, yaml.SequenceNode):
@@ -126,7 +150,9 @@ def _construct(node: yaml.Node, file: str) -> tuple[Any, dict[Keys, int]]:
         found: dict[str, Any] = {}
         for key_node, value in node.value:
             _refuse_tag(key_node, path, file)
-            key, line = str(getattr(key_node, "value", "?")), key_node.start_mark.line + 1
+            key, line = str(key_node.value), key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise InputError(file=file, line=line, problem="a key is not plain text", remedy="write `key: value`")
             if key in found:
                 dotted = _dotted((*path, key))
                 raise InputError(file=file, line=line, key=dotted, problem="the key stands twice", remedy="remove one")
@@ -145,9 +171,14 @@ def _refuse_tag(node: yaml.Node, path: Keys, file: str) -> None:
 
 def _scalar(node: yaml.Node, path: Keys, file: str) -> Any:
     try:
+        if len(node.value) > MAX_DIGITS and not node.tag.endswith(":str"):
+            raise ValueError(f"more than {MAX_DIGITS} digits")
         return _Loader("").construct_object(node)
     except (yaml.YAMLError, ValueError) as error:
-        line, problem = node.start_mark.line + 1, f"{node.value!r} cannot be read: {getattr(error, 'problem', error)}"
+        line, problem = (
+            node.start_mark.line + 1,
+            f"{_short(node.value)} cannot be read: {getattr(error, 'problem', error)}",
+        )
         remedy = "write plain text, a number, true, false or null"
         raise InputError(file=file, line=line, key=_dotted(path), problem=problem, remedy=remedy) from None
 

@@ -26,31 +26,33 @@ class Generate(Record):
     """Rollout engines on one pool."""
 
     pool: str
-    engines: int = Field(default=1, ge=1, description="replicas of the engine, each with tensor_parallel devices")
-    tensor_parallel: int = Field(default=1, ge=1)
-    threads: int = Field(default=1, ge=1, description="CPU threads of each worker; no meaning on a GPU")
+    engines: int = Field(
+        default=1, ge=1, le=10**4, description="replicas of the engine, each with tensor_parallel devices"
+    )
+    tensor_parallel: int = Field(default=1, ge=1, le=1024)
+    threads: int = Field(default=1, ge=1, le=1024, description="CPU threads of each worker; no meaning on a GPU")
 
 
 class Train(Record):
     """A data- and tensor-parallel trainer on one pool."""
 
     pool: str
-    data_parallel: int = Field(default=1, ge=1)
-    tensor_parallel: int = Field(default=1, ge=1)
+    data_parallel: int = Field(default=1, ge=1, le=10**4)
+    tensor_parallel: int = Field(default=1, ge=1, le=1024)
     zero_stage: Literal[0, 1, 2, 3] = Field(default=0, description="DeepSpeed ZeRO stage")
     offload: Literal["none", "optimizer"] = Field(
         default="none", description="optimizer: states and update in host memory"
     )
-    threads: int = Field(default=1, ge=1, description="CPU threads of each rank; no meaning on a GPU")
+    threads: int = Field(default=1, ge=1, le=1024, description="CPU threads of each rank; no meaning on a GPU")
 
 
 class Score(Record):
     """A frozen model that scores samples in forward passes."""
 
     pool: str
-    tensor_parallel: int = Field(default=1, ge=1)
+    tensor_parallel: int = Field(default=1, ge=1, le=1024)
     max_batch_samples: int = Field(default=32, ge=1, description="samples of one forward pass")
-    threads: int = Field(default=1, ge=1, description="CPU threads of the worker; no meaning on a GPU")
+    threads: int = Field(default=1, ge=1, le=1024, description="CPU threads of the worker; no meaning on a GPU")
 
 
 class RewardScore(Score):

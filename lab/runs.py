@@ -26,10 +26,10 @@ from lab.timeline import Header, Span, Timeline, header_of, read_parquet, write_
 def begin(root: Path, scenario: Scenario, origin: str) -> Path:
     """A new folder under `root` that says a run has begun. Raises InputError where none can be made."""
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
+    _make(root)
     for number in range(1000):
         folder = root / "-".join((scenario.name, origin, stamp, *([str(number)] if number else [])))
         try:
-            root.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
         except FileExistsError:
             continue
@@ -44,6 +44,14 @@ def begin(root: Path, scenario: Scenario, origin: str) -> Path:
     raise InputError(
         file=str(root), problem="there are a thousand runs of this second", remedy="name another folder with --out"
     )
+
+
+def _make(root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"no folder can be made here: {error.strerror}"
+        raise InputError(file=str(root), problem=problem, remedy="name a writable folder with --out") from None
 
 
 def finish(folder: Path, scenario: Scenario, timeline: Timeline) -> dict[str, Any]:
@@ -79,6 +87,8 @@ def read(folder: Path) -> Timeline:
         if (folder / "spans.parquet").exists():
             return read_parquet(folder / "spans.parquet")
         header = msgspec.convert(json.loads((folder / "run.json").read_bytes())["header"], Header)
+        if header.status == "done":
+            raise ValueError("it is done, but its spans are missing")
         status = "interrupted" if header.status == "running" else header.status
         return Timeline.of(msgspec.structs.replace(header, status=status), finished_spans(folder))
     except (OSError, ValueError, KeyError, msgspec.MsgspecError) as error:

@@ -107,8 +107,10 @@ class Checkpoint(Record):
 class Scenario(Record):
     """One experiment. Batch sizes say in their names whether they count prompts, samples or tokens."""
 
-    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", json_schema_extra={"effect": "label"})
-    seed: int = Field(default=0, ge=0)
+    name: str = Field(
+        min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", json_schema_extra={"effect": "label"}
+    )
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
     cluster: ClusterChoice = Field(description="`local`: this machine; or sites with nodes, fabric and storage")
     models: Models
     algorithm: Algorithm
@@ -123,7 +125,7 @@ class Scenario(Record):
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     checkpoint: Checkpoint = Checkpoint()
-    num_steps: int = Field(ge=1)
+    num_steps: int = Field(ge=1, le=10**6)
 
     @model_validator(mode="after")
     def _coherent(self) -> Scenario:

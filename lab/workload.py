@@ -22,7 +22,7 @@ class Fixed(Record):
     """Every length is `value` tokens."""
 
     dist: Literal["fixed"]
-    value: int = Field(ge=1, description="tokens")
+    value: int = Field(ge=1, le=10**7, description="tokens")
 
     @property
     def max(self) -> int:
@@ -38,7 +38,7 @@ class Lognormal(Record):
     dist: Literal["lognormal"]
     mean: float = Field(gt=0, description="tokens")
     p95: float = Field(gt=0, description="tokens")
-    max: int = Field(ge=1, description="tokens; longer draws are cut here")
+    max: int = Field(ge=1, le=10**7, description="tokens; longer draws are cut here")
 
     @model_validator(mode="after")
     def _possible(self) -> Lognormal:
@@ -83,9 +83,9 @@ Lengths = Annotated[Fixed | Lognormal | Empirical, Field(discriminator="dist")]
 class Workload(Record):
     """The work of one step. In the frameworks `prompts_per_step` is train_batch_size (verl), rollout_batch_size (OpenRLHF)."""
 
-    prompts_per_step: int = Field(ge=1, description="prompts (not samples) in one step")
+    prompts_per_step: int = Field(ge=1, le=10**6, description="prompts (not samples) in one step")
     samples_per_prompt: int = Field(
-        default=1, ge=1, description="responses to each prompt: n, group size, num_generations"
+        default=1, ge=1, le=10**4, description="responses to each prompt: n, group size, num_generations"
     )
     prompt_tokens: Lengths
     response_tokens: Lengths

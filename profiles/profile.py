@@ -9,12 +9,16 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lab.errors import InputError
+from lab.library import device as library_device
 from lab.load import read_record
 from lab.records import Record
 from lab.runs import write_atomically
+from profiles.formula import FORMULAS
+
+MAX_COEFFICIENT = 1e6
 
 
 class Range(Record):
@@ -35,6 +39,18 @@ class OpProfile(Record):
     points: int = Field(ge=0, description="measurements that were fitted, each the median of a few repeats")
     residual_median: float = Field(ge=0, description="median of |predicted / measured - 1|")
     residual_p90: float = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _possible(self) -> OpProfile:
+        negative = [name for name, value in self.coefficients.items() if not 0 <= value <= MAX_COEFFICIENT]
+        if negative:
+            raise ValueError(f"the coefficient of {negative[0]} is not between 0 and {MAX_COEFFICIENT:g} seconds")
+        if any(factor < 1 for factor in self.interference):
+            raise ValueError("a slowdown in `interference` is below 1")
+        turned = [name for name, part in self.ranges.items() if part.low > part.high]
+        if turned:
+            raise ValueError(f"the range of {turned[0]} is empty: low is above high")
+        return self
 
     def seconds(self, terms: dict[str, float]) -> float:
         return sum(self.coefficients.get(name, 0.0) * value for name, value in terms.items())
@@ -57,6 +73,17 @@ class Profile(Record):
     models: tuple[str, ...] = Field(default=(), description="architectures that were measured")
     source: dict[str, Any] = Field(default_factory=dict, description="machine, software, date")
     ops: dict[str, OpProfile] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _known(self) -> Profile:
+        library_device(self.device)
+        for op, part in self.ops.items():
+            if op not in FORMULAS:
+                raise ValueError(f"there is no op {op!r}; the ops are {', '.join(FORMULAS)}")
+            unknown = sorted({*part.coefficients, *part.ranges} - set(FORMULAS[op]))
+            if unknown:
+                raise ValueError(f"{op} has no term {unknown[0]!r}; its terms are {', '.join(FORMULAS[op])}")
+        return self
 
     def save(self, path: Path) -> None:
         import yaml

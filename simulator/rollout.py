@@ -19,6 +19,10 @@ from lab.scenario import Rollout
 _NO_LIMIT = 1 << 60
 
 
+class TooSmall(Exception):
+    """A sequence does not fit the KV cache."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One sample to generate."""
@@ -91,11 +95,11 @@ class Engine:
     _groups: dict[int, _Group] = field(default_factory=dict)
 
     def pieces(self, requests: Sequence[Request]) -> Iterator[Piece]:
-        """Iterations until every request has its response. Raises ValueError where one cannot fit the KV cache."""
+        """Iterations until every request has its response. Raises TooSmall where one cannot fit the KV cache."""
         self.free = self.num_blocks - 1  # vLLM keeps one block for itself
         longest = max(request.prompt + request.response for request in requests)
         if self._blocks(longest) > self.free:
-            raise ValueError(f"a sequence of {longest} tokens does not fit {self.free} KV blocks")
+            raise TooSmall(f"a sequence of {longest} tokens does not fit {self.free} KV blocks")
         self.waiting.extend(_State(request=request) for request in requests)
         while self.waiting or self.running:
             jump = self._jump_length()

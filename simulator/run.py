@@ -23,7 +23,7 @@ from profiles.cost import CostModel
 from profiles.memory import kv_blocks, peaks
 from profiles.profile import Profile
 from simulator import scoring, update
-from simulator.rollout import Engine, Piece, Request
+from simulator.rollout import Engine, Piece, Request, TooSmall
 from simulator.world import Lane, Process, World
 
 
@@ -39,10 +39,9 @@ def simulate(scenario: Scenario, profiles: Mapping[str, Profile]) -> Timeline:
         world.env.process(_node(world, stage))
     try:
         world.env.run()
-    except ValueError as error:
-        raise InputError(
-            key="rollout.kv_bytes", problem=str(error), remedy="enlarge it, or shorten sequences"
-        ) from None
+    except TooSmall as error:
+        key = "rollout.kv_memory_fraction" if scenario.rollout.kv_bytes is None else "rollout.kv_bytes"
+        raise InputError(key=key, problem=str(error), remedy="enlarge it, or shorten sequences") from None
     return Timeline.of(_header(world, time.monotonic() - begun), world.spans)
 
 

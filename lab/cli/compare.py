@@ -29,13 +29,15 @@ def compare(
 def lines(result: dict[str, Any]) -> list[str]:
     """What explains the gap, and where to look."""
     reasons = [reason["text"] for reason in result["explains"] if abs(reason["seconds"]) > 1e-9]
-    return [*(f"· {text}" for text in reasons[:3]), f"report: {result['report']}"]
+    said = [*(f"· {text}" for text in reasons[:3]), *(f"caution: {text}" for text in result["caveats"])]
+    return [*said, f"report: {result['report']}"]
 
 
 def side_by_side(predicted: Any, measured: Sequence[Any], out: Path) -> dict[str, Any]:
     """Compares timelines and writes report.html, trace.json and comparison.json; the comparison as a dict."""
     import json
 
+    from lab.compare import caveats
     from lab.compare import compare as contrast
     from lab.report import write_comparison_report
     from lab.runs import comparison_folder, write_atomically
@@ -45,6 +47,9 @@ def side_by_side(predicted: Any, measured: Sequence[Any], out: Path) -> dict[str
     folder = comparison_folder(out, predicted.header.scenario)
     write_comparison_report(comparison, predicted, measured, folder / "report.html")
     write_atomically(folder / "trace.json", to_chrome({"predicted": predicted, "measured": measured[-1]}))
-    result: dict[str, Any] = comparison.to_dict() | {"report": str((folder / "report.html").resolve())}
+    result: dict[str, Any] = comparison.to_dict() | {
+        "caveats": caveats(comparison, predicted, measured),
+        "report": str((folder / "report.html").resolve()),
+    }
     write_atomically(folder / "comparison.json", json.dumps(result, indent=1).encode())
     return result

@@ -12,8 +12,10 @@ def execute(scenario: ScenarioFile, out: Out = RUNS, json: Json = False, cluster
     """Run a scenario for real on Ray, vLLM and DeepSpeed."""
     from lab.cli.show import emit, failed, summary_lines, summary_table
     from lab.cli.simulate import read
+    from lab.load import located
 
-    timeline, summary = measure(read(scenario, cluster), out)
+    with located(scenario):
+        timeline, summary = measure(read(scenario, cluster), out)
     emit(summary, json, summary_table(summary), summary_lines(summary))
     if timeline.header.status != "done":
         failed(Path(summary["run_dir"]), timeline.header.error or timeline.header.status)

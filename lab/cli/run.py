@@ -21,12 +21,15 @@ def run(
     from pathlib import Path
 
     from lab.cli.compare import lines, side_by_side
-    from lab.cli.execute import measure
+    from lab.cli.execute import executor, measure
     from lab.cli.show import comparison_table, emit, failed, note
     from lab.cli.simulate import predict, read
+    from lab.load import located
 
-    chosen = read(scenario, cluster)
-    predicted, summary = predict(chosen, out, profile)
+    with located(scenario):
+        chosen = read(scenario, cluster)
+        executor("limits").refuse(chosen)
+        predicted, summary = predict(chosen, out, profile)
     note(f"predicted step: {summary['step_s']['mean']:.3f} s ({summary['run_dir']})")
     measured = []
     for repeat in range(repeats):

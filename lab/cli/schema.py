@@ -12,8 +12,12 @@ def schema(
     """Write the JSON Schema of scenario files, so that editors complete and check them."""
     import json
 
+    from lab.errors import InputError
     from lab.load import json_schema
     from lab.runs import write_atomically
 
-    write_atomically(output, (json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n").encode())
+    try:
+        write_atomically(output, (json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n").encode())
+    except OSError as error:
+        raise InputError(file=str(output), problem=str(error.strerror), remedy="name a file in a folder") from None
     print(output)

@@ -16,8 +16,10 @@ def simulate(
 ) -> None:
     """Play a scenario in virtual time and predict how it will run."""
     from lab.cli.show import emit, summary_lines, summary_table
+    from lab.load import located
 
-    summary = predict(read(scenario, cluster), out, profile)[1]
+    with located(scenario):
+        summary = predict(read(scenario, cluster), out, profile)[1]
     emit(summary, json, summary_table(summary), summary_lines(summary))
 
 

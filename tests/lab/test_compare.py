@@ -2,11 +2,12 @@
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.compare import SPREAD, STANDARD_ERROR, compare
+from lab.compare import SPREAD, STANDARD_ERROR, caveats, compare
 from lab.errors import InputError
 from lab.metrics import step_times, summarise
 from lab.timeline import Timeline
@@ -145,3 +146,24 @@ def test_a_comparison_is_plain_json() -> None:
     assert json.loads(json.dumps(found))["stages"] == found["stages"]
     assert {"predicted", "measured", "error", "noise"} <= set(found["step"])
     assert "remainder" in found
+
+
+def test_a_stage_that_explains_more_than_the_difference_is_not_told_in_percent() -> None:
+    """Rollout lasts 3 s longer, the update 2.9 s less: the step differs by 0.1 s only."""
+    found = compare(play(QUICK, lasting(update_actor=4.0)), [measured(rollout=4.0, update_actor=1.1)])
+    assert found.explains[0].text.endswith("more than the whole difference, which others make up for")
+    assert found.explains[1].text.endswith("against the difference")
+
+
+def test_caveats_tell_what_a_comparison_cannot_settle() -> None:
+    predicted = play(QUICK, lasting())
+
+    def told(*runs: Timeline) -> str:
+        return " ".join(caveats(compare(predicted, runs), predicted, runs))
+
+    calm, wild = [measured(rollout=r) for r in (1.0, 1.2, 1.1)], [measured(rollout=r) for r in (1.0, 3.0, 2.0)]
+    assert told(measured()) == told(*calm) == ""
+    assert "differ by 33.3%" in told(*wild) and "repeat" in told(*wild)
+    assert "itself simulated" in told(predicted)
+    cut = msgspec.structs.replace(calm[0], header=msgspec.structs.replace(calm[0].header, status="interrupted"))
+    assert "did not finish" in told(cut)

@@ -40,6 +40,11 @@ MISTAKES = {
     "group of one": ("samples_per_prompt: 4", "samples_per_prompt: 1", "workload.samples_per_prompt", "2"),
     "tag": ("seed: 7", "seed: !!python/object/apply:os.getpid []", "seed", "tag"),
     "syntax": ("{task: echo}", "{task: echo", None, "YAML"),
+    "seed beyond 32 bits": ("seed: 7", "seed: 5000000000", "seed", "4294967295"),
+    "far too many": ("prompts_per_step: 8", "prompts_per_step: 100000000000", "workload.prompts_per_step", "1000000"),
+    "too many digits": ("seed: 7", "seed: 0x" + "f" * 5000, "seed", "digits"),
+    "merge key": ("seed: 7", "<<: {seed: 7}", "<<", "no key"),
+    "key that is a list": ("seed: 7", "? [1]\n: 7", None, "plain text"),
     "alias to itself": ("{task: echo}", "&a {task: *a}", None, "alias"),
 }
 
@@ -118,3 +123,29 @@ def test_the_schema_refuses_an_unknown_key() -> None:
 def test_what_only_begins_like_a_number_is_text(text: str) -> None:
     with pytest.raises(InputError, match="whole number"):
         parse(QUICK.replace("num_steps: 24", f"num_steps: {text}"))
+
+
+def test_deep_and_endless_files_are_refused_at_once() -> None:
+    bomb = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+    for one, two in zip("abcdefgh", "bcdefghi", strict=True):
+        bomb += f"{two}: &{two} [{', '.join(['*' + one] * 10)}]\n"
+    for text in (bomb, "[" * 3000, "a: " + "{b: " * 200 + "1" + "}" * 200):
+        with pytest.raises(InputError):
+            parse(text)
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    import os
+
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="regular file"):
+        load(tmp_path / "pipe")
+
+
+def test_errors_that_name_a_key_get_its_file_and_line() -> None:
+    from lab.load import located
+
+    with pytest.raises(InputError) as caught, located("scenarios/quickstart.yaml"):
+        raise InputError(key="place.actor.train.offload", problem="no")
+    assert caught.value.file == "scenarios/quickstart.yaml"
+    assert "actor.train" in QUICK.splitlines()[(caught.value.line or 0) - 1]

@@ -76,6 +76,11 @@ def test_three_repeats_are_told_by_their_spread(tmp_path: Path) -> None:
     assert "3 measured repeats" in page.text and "spread of repeats" in page.text
 
 
+def test_a_page_says_when_nothing_was_measured(tmp_path: Path) -> None:
+    assert "nothing of it was measured" in comparison_page(tmp_path, PREDICTED)[0].text
+    assert "nothing of it was measured" not in comparison_page(tmp_path, MEASURED)[0].text
+
+
 def test_the_page_of_a_run_says_the_step_and_the_bottleneck(tmp_path: Path) -> None:
     summary = summarise(PREDICTED)
     write_run_report(PREDICTED, summary, tmp_path / "report.html")

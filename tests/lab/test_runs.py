@@ -72,3 +72,11 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         runs.write_atomically(path, "text")  # type: ignore[arg-type]
     assert path.read_bytes() == b"old"
+
+
+def test_a_finished_run_without_its_spans_is_no_run(tmp_path: Path) -> None:
+    folder = runs.begin(tmp_path, SCENARIO, "measured")
+    runs.finish(folder, SCENARIO, Timeline.of(header_of(SCENARIO, "measured"), spans(3)))
+    (folder / "spans.parquet").unlink()
+    with pytest.raises(InputError, match="missing"):
+        runs.read(folder)

@@ -46,6 +46,24 @@ def test_a_bad_profile_is_named_with_line_and_key(tmp_path: Path, change: tuple[
     assert caught.value.file == str(path) and caught.value.line
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("each: 0.01", "each: -5.0"), "each"), (("each: 0.01", "each: 1.0e+308"), "each"), (("- 1.2", "- 0.5"), "below 1"),
+        (("low: 10.0", "low: 9999.0"), "empty"),
+        (("weight_sync:", "weight_sink:"), "no op"),
+        (("device: cpu-core", "device: gpu"), "gpu"),
+    ],
+)  # fmt: skip
+def test_a_profile_that_cannot_be_is_refused(tmp_path: Path, change: tuple[str, str], words: str) -> None:
+    path = tmp_path / "p.yaml"
+    profile().save(path)
+    assert change[0] in path.read_text()
+    path.write_text(path.read_text().replace(*change))
+    with pytest.raises(InputError, match=words):
+        load(path)
+
+
 def test_extrapolation_is_what_lies_outside_the_measured_range() -> None:
     assert OP.covers({"each": 1, "bytes": 10}) and OP.covers({"each": 1, "bytes": 1000})
     assert not OP.covers({"each": 1, "bytes": 5}) and not OP.covers({"each": 1, "bytes": 2000})

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.scenario import Rollout
-from simulator.rollout import Engine, Piece, Request
+from simulator.rollout import Engine, Piece, Request, TooSmall
 
 Iteration = tuple[int, int, int, float, float, int, int]
 AMPLE = 100_000
@@ -146,7 +146,7 @@ def test_with_ample_memory_nothing_is_preempted(work: list[Request], settings: d
 def test_a_sequence_that_can_never_fit_is_refused() -> None:
     load = [Request(group=0, prompt=30, response=11)]
     assert list(engine(12).pieces(load))
-    with pytest.raises(ValueError, match="41 tokens does not fit 10"):
+    with pytest.raises(TooSmall, match="41 tokens does not fit 10"):
         list(engine(11).pieces(load))
 
 

@@ -14,6 +14,7 @@ from lab.load import load
 from lab.metrics import summarise
 from lab.scenario import Scenario
 from lab.timeline import Timeline
+from profiles.formula import FORMULAS
 from profiles.profile import OpProfile, Profile, Range, datasheet
 from simulator.rollout import Engine
 from simulator.run import simulate
@@ -181,39 +182,15 @@ def _two_samples() -> dict[str, Any]:
 
 def flat(each: float) -> Profile:
     """A measured profile in which each op costs the same whatever it does."""
-    ops = (
-        "engine_step",
-        "rollout_host",
-        "logprob",
-        "score_host",
-        "reward",
-        "forward",
-        "backward",
-        "optimizer",
-        "update_host",
-        "advantage",
-        "weight_sync",
-        "checkpoint",
-        "dispatch",
-    )
     free = Range(low=0, high=1e30)
-    ranges = dict.fromkeys(
-        [
-            "each",
-            "sequences",
-            "samples",
-            "tokens",
-            "bytes",
-            "parameters",
-            "minibatches",
-            "linear_flops",
-            "attention_flops",
-            "kv_bytes",
-        ],
-        free,
-    )
-    op = OpProfile(coefficients={"each": each}, ranges=ranges, points=1, residual_median=0, residual_p90=0)
-    return Profile(name="flat", device="cpu-core", kind="measured", models=("tiny-llama",), ops=dict.fromkeys(ops, op))
+    ops = {
+        op: OpProfile(
+            coefficients={"each": each}, ranges=dict.fromkeys(names, free), points=1, residual_median=0, residual_p90=0
+        )
+        for op, names in FORMULAS.items()
+        if op != "grad_sync"
+    }
+    return Profile(name="flat", device="cpu-core", kind="measured", models=("tiny-llama",), ops=ops)
 
 
 def test_a_step_of_unit_costs_is_the_sum_along_its_critical_path() -> None:

@@ -90,7 +90,8 @@ def test_bad_scenarios_exit_with_2_and_one_message(
         ("simulate", "nowhere.yaml"), ("simulate",), ("lunch",), ("simulate", "scenarios/quickstart.yaml", "--profile", "no-such"),
         ("compare", "nowhere", "nowhere"), ("report", "scenarios"), ("calibrate", "nowhere"), ("simulate", "scenarios"),
         ("simulate", "scenarios/quickstart.yaml", "--cluster", "scenarios/quickstart.yaml"), ("profile", "--arch", "no-such"),
-        ("execute", "scenarios/ppo-7b-16gpu.yaml"),
+        ("execute", "scenarios/ppo-7b-16gpu.yaml"), ("run", "scenarios/ppo-7b-16gpu.yaml"), ("schema", "nowhere/x.json"),
+        ("simulate", "scenarios/quickstart.yaml", "--out", "README.md"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_exit_with_2(arguments: tuple[str, ...]) -> None:
@@ -114,3 +115,18 @@ def test_a_profile_of_another_machine_is_said_to_be_one(tmp_path: Path) -> None:
     done = lab("simulate", QUICK, "--out", tmp_path / "runs", "--profile", tmp_path / "other.yaml")
     assert done.returncode == 0
     assert "another machine" in done.stderr and "lab profile --quick" in done.stderr
+
+
+def test_what_cannot_be_executed_is_refused_before_anything_is_predicted(tmp_path: Path) -> None:
+    done = lab("run", "scenarios/ppo-7b-16gpu.yaml", "--out", tmp_path / "runs")
+    assert done.returncode == 2
+    assert "scenarios/ppo-7b-16gpu.yaml:" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_cache_too_small_is_told_with_the_key_that_stands_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(QUICK.read_text().replace("64 MiB", "1 B"))
+    done = lab("simulate", path)
+    assert done.returncode == 2
+    assert f"{path}:23: rollout.kv_bytes" in done.stderr
