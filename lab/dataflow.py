@@ -76,14 +76,6 @@ class Dataflow:
         needed.append((stage, step - self.nodes[stage].every))
         return [(name, k) for name, k in needed if k >= 0 and self.nodes[name].runs(k)]
 
-    def occupies(self, worker: str) -> list[str]:
-        """Stages that run on a worker."""
-        return [node.stage for node in self.nodes.values() if worker in node.workers]
-
-    def published_by(self, step: int) -> tuple[str, int]:
-        """The (stage, step) whose end publishes the policy version step + 1."""
-        return ("weight_sync", step)
-
     def policy_version(self, stage: str, step: int) -> int:
         """Version of the actor behind a stage: rollouts use the last one synchronised, training makes the next."""
         lag = next(edge.lag for edge in self.edges if edge.target == "rollout" and edge.unit == "weights")

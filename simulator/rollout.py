@@ -111,7 +111,7 @@ class Engine:
 
     def _iterate(self) -> Piece:
         """One iteration: running requests, then admissions."""
-        budget = min(self.rollout.max_num_batched_tokens, _NO_LIMIT)
+        budget = self.rollout.max_num_batched_tokens
         scheduled: dict[int, tuple[_State, int]] = {}
         preempted = position = 0
         while position < len(self.running) and budget > 0:
