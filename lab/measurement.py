@@ -26,6 +26,15 @@ OPS = {
     "weight_sync": "weights from the trainer into a live engine: calls, bytes",
     "checkpoint": "one written checkpoint: calls, bytes",
     "dispatch": "a remote call with its arguments and result, beyond the work: calls, bytes",
+    # Kernels of the rollout engine, one call on one device each, as the op tables give them (`profiles/readers`).
+    "gemm": "a matrix product m×k by k×n: m, n, k, bits (of an input element)",
+    "context_attention": "attention of new tokens: batch, tokens (of each), prefix, heads, kv_heads, head_dim, window, kv_bits",
+    "generation_attention": "attention of one new token: batch, context (of each), heads, kv_heads, head_dim, window, kv_bits",
+    "moe": "router-chosen experts: tokens, hidden, intermediate, topk, num_experts, tp, ep, bits",
+    "all_reduce": "calls, bytes (of one rank's input), ranks",
+    "all_gather": "calls, bytes (of the whole result), ranks",
+    "reduce_scatter": "calls, bytes (of the whole input), ranks",
+    "all_to_all": "calls, bytes (of one rank's input), ranks",
 }
 
 

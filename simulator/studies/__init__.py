@@ -1,0 +1,1 @@
+"""Questions that many simulations answer together: how true predictions are, and what would be better."""
