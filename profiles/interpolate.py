@@ -1,11 +1,11 @@
 """The compiled half of EngineTable: time of one iteration, and how far a decoding engine is from the next bend.
 
-`table` everywhere is `EngineTable.packed()`; quantities are the features of `profiles.iteration.Iteration`.
+Quantities are the features of `profiles.iteration.Iteration`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,30 @@ from numpy.typing import NDArray
 from lab.compiled import compiled
 
 Floats = NDArray[np.float64]
+
+
+class Packed(NamedTuple):
+    """An `EngineTable` in a form that compiled functions take; the same axes and values."""
+
+    token_grid: Floats
+    token_seconds: Floats
+    sequence_grid: Floats
+    sequence_seconds: Floats
+    chunk_grid: Floats
+    prefix_grid: Floats
+    decode_grid: Floats
+    context_grid: Floats
+    attention_seconds: Floats
+    capture_sizes: Floats
+    constants: Floats
+    """(6,) skew, step_s, sequence_s, prefill_step_s, token_context_s, context_read_s"""
+    shares: Floats
+    """(1, 1, 1, 1, 1) where there is one skew for all"""
+    skew_chunks: Floats
+    skew_decodes: Floats
+    skew_spread: Floats
+    skew_longest: Floats
+    skew_prefix: Floats
 
 
 @compiled
@@ -35,46 +59,45 @@ def line(grid: Floats, values: Floats, value: float) -> float:
 
 
 @compiled
-def attention(table: Any, chunk: float, prefix: float, decodes: float, context: float) -> float:
+def attention(table: Packed, chunk: float, prefix: float, decodes: float, context: float) -> float:
     """Multilinear interpolation of A; a value below its axis is taken to the first point."""
-    axes = (table[4], table[5], table[6], table[7])
-    i, x = segment(axes[0], max(chunk, axes[0][0]))
-    j, y = segment(axes[1], max(prefix, axes[1][0]))
-    k, z = segment(axes[2], max(decodes, axes[2][0]))
-    m, w = segment(axes[3], max(context, axes[3][0]))
-    values = table[8]
+    values = table.attention_seconds
+    i, x = segment(table.chunk_grid, max(chunk, table.chunk_grid[0]))
+    j, y = segment(table.prefix_grid, max(prefix, table.prefix_grid[0]))
+    k, z = segment(table.decode_grid, max(decodes, table.decode_grid[0]))
+    m, w = segment(table.context_grid, max(context, table.context_grid[0]))
     total = 0.0
-    for a in range(min(2, len(axes[0]))):
+    for a in range(min(2, values.shape[0])):
         wa = x if a else 1.0 - x
-        for b in range(min(2, len(axes[1]))):
+        for b in range(min(2, values.shape[1])):
             wb = wa * (y if b else 1.0 - y)
-            for c in range(min(2, len(axes[2]))):
+            for c in range(min(2, values.shape[2])):
                 wc = wb * (z if c else 1.0 - z)
-                for d in range(min(2, len(axes[3]))):
+                for d in range(min(2, values.shape[3])):
                     total += wc * (w if d else 1.0 - w) * values[i + a, j + b, k + c, m + d]
     return max(total, 0.0)
 
 
 @compiled
-def skew_share(table: Any, features: Floats) -> float:
+def skew_share(table: Packed, features: Floats) -> float:
     """Share of the time between mean and longest context that uneven contexts add (bins as `EngineTable.skew` says)."""
-    shares, decodes = table[11], features[4]
+    shares, decodes = table.shares, features[4]
     if decodes < 2.0:
         return 0.0
     if shares.size == 1:
         return float(shares.flat[0])
     mean, longest, shortest = features[5] / decodes, features[6], features[9]
     spread = (mean - shortest) / (longest - shortest) if longest > shortest else 0.0
-    chunk = int(np.searchsorted(table[12], features[2]))
-    if chunk == len(table[12]) or table[12][chunk] != features[2]:
-        return float(table[10][0])
-    asked = (decodes, spread, longest, features[3])
-    place = [0, 0, 0, 0]
-    for axis in range(4):
-        place[axis] = int(np.searchsorted(table[13 + axis], asked[axis]))
-        if place[axis] >= shares.shape[axis + 1]:
-            return float(table[10][0])
-    return float(shares[chunk, place[0], place[1], place[2], place[3]])
+    chunk = int(np.searchsorted(table.skew_chunks, features[2]))
+    if chunk == len(table.skew_chunks) or table.skew_chunks[chunk] != features[2]:
+        return float(table.constants[0])
+    i = int(np.searchsorted(table.skew_decodes, decodes))
+    j = int(np.searchsorted(table.skew_spread, spread))
+    k = int(np.searchsorted(table.skew_longest, longest))
+    m = int(np.searchsorted(table.skew_prefix, features[3]))
+    if i == shares.shape[1] or j == shares.shape[2] or k == shares.shape[3] or m == shares.shape[4]:
+        return float(table.constants[0])
+    return float(shares[chunk, i, j, k, m])
 
 
 @compiled
@@ -86,14 +109,16 @@ def padded(sizes: Floats, tokens: float) -> float:
 
 
 @compiled
-def iteration_seconds(table: Any, features: Floats) -> float:
+def iteration_seconds(table: Packed, features: Floats) -> float:
     """Time of one iteration alone on its devices."""
     tokens, sequences, chunk, prefix, decodes, context = features[:6]
-    constants = table[10]
+    constants = table.constants
     if tokens == 0.0:
         return 0.0
     total = constants[1] + constants[2] * sequences
-    total += line(table[0], table[1], padded(table[9], tokens)) + line(table[2], table[3], sequences)
+    total += line(table.token_grid, table.token_seconds, padded(table.capture_sizes, tokens)) + line(
+        table.sequence_grid, table.sequence_seconds, sequences
+    )
     mean = context / decodes if decodes > 0.0 else 0.0
     level = attention(table, chunk, prefix, decodes, mean)
     share = skew_share(table, features)
@@ -105,11 +130,11 @@ def iteration_seconds(table: Any, features: Floats) -> float:
 
 
 @compiled
-def steps_to_bend(table: Any, mean: float, longest: float) -> int:
+def steps_to_bend(table: Packed, mean: float, longest: float) -> int:
     """Iterations, of one more token each, that mean and longest context stay on one straight piece of the table."""
     found = 1 << 60
     for value in (mean, longest):
-        for grid in (table[7], table[15]):
+        for grid in (table.context_grid, table.skew_longest):
             place = int(np.searchsorted(grid, value))
             if place < len(grid):
                 found = min(found, int(np.floor(grid[place] - value)) + 1)

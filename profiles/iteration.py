@@ -12,10 +12,13 @@ piecewise affine in the context, an engine that only decodes can be played forwa
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from profiles.interpolate import Packed
 
 Floats = NDArray[np.float64]
 
@@ -126,18 +129,25 @@ class EngineTable:
         """The same table with other constants, for example `step_s=6e-4`."""
         return replace(self, **constants)
 
-    def packed(self) -> tuple[Any, ...]:
+    def packed(self) -> Packed:
         """Axes, values and constants in the order that the compiled functions take them."""
         constants = np.array(
             [
                 self.skew, self.step_s, self.sequence_s, self.prefill_step_s, self.token_context_s, self.context_read_s,
             ]
         )  # fmt: skip
+        from profiles.interpolate import Packed
+
         none = np.zeros(1)
         skews = self.skews or Skews(
-            chunks=none, decodes=none, spread=none, longest=none, prefix=none, shares=np.full((1, 1, 1, 1, 1), self.skew)
+            chunks=none,
+            decodes=none,
+            spread=none,
+            longest=none,
+            prefix=none,
+            shares=np.full((1, 1, 1, 1, 1), self.skew),
         )
-        return (
+        return Packed(
             self.token_grid, self.token_seconds, self.sequence_grid, self.sequence_seconds,
             self.chunk_grid, self.prefix_grid, self.decode_grid, self.context_grid,
             np.ascontiguousarray(self.attention_seconds), self.capture_sizes, constants,

@@ -20,7 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-COMMANDS = ("simulate", "execute", "compare", "run", "profile", "calibrate", "report", "doctor", "schema", "ui")
+COMMANDS = ("simulate", "execute", "compare", "run", "profile", "calibrate", "validate", "report", "doctor", "schema", "ui")
 
 for _name in COMMANDS:
     _module = importlib.import_module(f"lab.cli.{_name}")

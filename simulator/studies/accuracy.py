@@ -47,18 +47,17 @@ class Row:
     excluded: str = ""
 
     def __post_init__(self) -> None:
-        if self.excluded:
-            return
-        if self.predicted is None or not math.isfinite(self.predicted):
-            raise ValueError(f"{self.case}: {self.quantity} is judged but not predicted")
-        if not (math.isfinite(self.measured) and self.measured > 0):
+        if not math.isfinite(self.measured) or not (self.excluded or self.measured > 0):
             raise ValueError(f"{self.case}: {self.quantity} was measured as {self.measured}, which cannot be judged")
+        if not (self.predicted is None or math.isfinite(self.predicted)):
+            raise ValueError(f"{self.case}: {self.quantity} is predicted as {self.predicted}")
+        if self.predicted is None and not self.excluded:
+            raise ValueError(f"{self.case}: {self.quantity} is judged but not predicted")
 
     @property
     def error(self) -> float | None:
         """predicted / measured - 1; None where one of them is missing."""
-        known = self.predicted is not None and math.isfinite(self.predicted) and self.measured > 0
-        return self.predicted / self.measured - 1.0 if known and self.predicted is not None else None
+        return None if self.predicted is None or self.measured <= 0 else self.predicted / self.measured - 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

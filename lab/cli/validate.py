@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lab.cli.options import Json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from simulator.studies.accuracy import ValidationSet
+    from simulator.studies.validate import Validation
+
+FORMATS = (".md", ".json")
+
+
+def validate(
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder with the measurements. Default: LAB_VALIDATION_DATA.")
+    ] = None,
+    chosen: Annotated[
+        list[str] | None, typer.Option("--set", help="A set to judge; may be given again. Default: all.")
+    ] = None,
+    half: Annotated[str, typer.Option("--half", help="Of sets split by sha256(id): even, odd or all.")] = "even",
+    json: Json = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Also write the result to this .md or .json file.")
+    ] = None,
+) -> None:
+    """Predict what others measured on real hardware, and print the errors."""
+    from lab.errors import InputError
+    from simulator.studies.validate import validate as judge
+
+    if output is not None and output.suffix not in FORMATS:
+        problem, remedy = f"{output} is neither .md nor .json", "end the file's name in .md or .json"
+        raise InputError(key="--output", problem=problem, remedy=remedy)
+    result = judge(chosen or (), data, half)  # type: ignore[arg-type]
+    if output is not None:
+        write(result, output)
+    show(result, json)
+
+
+def write(result: Validation, path: Path) -> None:
+    """The whole result as a page or as a record."""
+    import json
+
+    from lab.runs import write_atomically
+    from simulator.studies.accuracy_page import markdown, record
+
+    as_json = path.suffix == ".json"
+    text = json.dumps(record(result), ensure_ascii=False, allow_nan=False, indent=1) if as_json else markdown(result)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.encode())
+
+
+def show(result: Validation, as_json: bool) -> None:
+    """On the terminal: the record, or a table and a few lines for each set."""
+    import json
+
+    from rich.console import Console
+
+    from lab.cli.show import note
+    from simulator.studies.accuracy_page import record
+
+    if as_json:
+        print(json.dumps(record(result), ensure_ascii=False, allow_nan=False))
+        return
+    console = Console()
+    for part in result.sets:
+        _show_set(console, part)
+    for name, why in result.skipped.items():
+        note(f"skipped {name}: {why}")
+
+
+def _show_set(console: Console, part: ValidationSet) -> None:
+    from simulator.studies.accuracy import table
+    from simulator.studies.accuracy_page import COLUMNS, WORST_COLUMNS, assumptions, cells, exclusions, worst_cells
+
+    title = f"{part.name}: {part.title}"
+    _print_table(console, title, COLUMNS, [cells(name, line) for name, line in table(part).items()])
+    _print_table(console, f"{part.name}: worst", WORST_COLUMNS, [worst_cells(row) for row in part.worst])
+    groups = {"note": part.notes, "assumed": assumptions(part), "not judged": exclusions(part)}
+    for head, lines in groups.items():
+        for line in lines:
+            console.print(f"{head}: {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_table(console: Console, title: str, head: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = Table(*head, title=escape(title), title_justify="left")
+    for line in lines:
+        shown.add_row(*map(escape, line))
+    console.print(shown)
