@@ -116,9 +116,8 @@ def iteration_seconds(table: Packed, features: Floats) -> float:
     if tokens == 0.0:
         return 0.0
     total = constants[1] + constants[2] * sequences
-    total += line(table.token_grid, table.token_seconds, padded(table.capture_sizes, tokens)) + line(
-        table.sequence_grid, table.sequence_seconds, sequences
-    )
+    total += line(table.token_grid, table.token_seconds, padded(table.capture_sizes, tokens))
+    total += line(table.sequence_grid, table.sequence_seconds, sequences)
     mean = context / decodes if decodes > 0.0 else 0.0
     level = attention(table, chunk, prefix, decodes, mean)
     share = skew_share(table, features)
@@ -126,7 +125,8 @@ def iteration_seconds(table: Packed, features: Floats) -> float:
         level += share * (attention(table, chunk, prefix, decodes, features[6]) - level)
     if chunk > 0.0:
         total += constants[3]
-    return total + level + constants[4] * features[7] + constants[5] * features[8]
+    linear = constants[4] * features[7] + constants[5] * features[8]
+    return float(total + level + linear)
 
 
 @compiled

@@ -11,7 +11,7 @@ piecewise affine in the context, an engine that only decodes can be played forwa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -124,10 +124,6 @@ class EngineTable:
             (self.context_grid, iteration.mean_context),
         )
         return all(len(grid) == 1 or value <= grid[-1] * 1.01 for grid, value in asked)
-
-    def with_overheads(self, **constants: float) -> EngineTable:
-        """The same table with other constants, for example `step_s=6e-4`."""
-        return replace(self, **constants)
 
     def packed(self) -> Packed:
         """Axes, values and constants in the order that the compiled functions take them."""
