@@ -21,7 +21,7 @@ from executor.network import build_actor, build_critic
 from executor.origin import origin
 from executor.recorder import Recorder
 from executor.scoring import pad
-from lab.measurement import pass_quantities
+from lab.measurement import pass_quantities, zero_quantities
 from lab.policies.microbatch import deal, pack
 from lab.scenario import Scenario
 
@@ -164,7 +164,9 @@ class Learner:
         self._reduce()
         with self.recorder.op("optimizer") as notes:
             norm = self._apply()
-            notes["quantities"] = {"passes": 1.0, "parameters": float(self.spec.parameters)}
+            notes["quantities"] = {"passes": 1.0, "parameters": float(self.spec.parameters)} | zero_quantities(
+                self.zero_stage
+            )
         return sums | {"grad_norm": norm}
 
     def _apply(self) -> float:
@@ -215,7 +217,10 @@ class Learner:
 
     def _quantities(self, batch: Microbatch) -> dict[str, Any]:
         tokens = int(batch.mask.sum()) if batch.weight else 0
-        return {"tokens": tokens, "quantities": pass_quantities(self.spec, self.role, *batch.ids.shape)}
+        return {
+            "tokens": tokens,
+            "quantities": pass_quantities(self.spec, self.role, *batch.ids.shape, self.zero_stage),
+        }
 
 
 def logprobs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:

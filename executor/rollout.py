@@ -163,6 +163,7 @@ class RolloutWorker:
             "linear_flops": self._spec.linear_flops(found.tokens, head_tokens=found.sequences),
             "attention_flops": self._spec.attention_flops(found.token_context),
             "kv_bytes": found.context_read * self._kv_bytes_per_token,
+            "prefill_steps": float(found.prefill_tokens > 0),
         }
 
     def _summary(

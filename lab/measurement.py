@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from lab.errors import InputError
 from lab.model import ModelSpec
 from lab.timeline import Span
 
 OPS = {
-    # op: the quantities that a point of it carries. Cost formulas over them live in `profiles/cost.py`.
-    "engine_step": "one iteration of the rollout engine: sequences, tokens (scheduled), linear_flops, attention_flops, kv_bytes",
+    # op: the quantities that a point of it carries. Cost formulas over them live in `profiles/formula.py`.
+    "engine_step": "one iteration of the rollout engine: sequences, tokens, linear_flops, attention_flops, kv_bytes, prefill_steps",
     "rollout_host": "a rollout beyond its iterations (requests in, samples out): calls, samples, tokens",
     "logprob": "one frozen forward pass with log-probs of the next tokens: passes, tokens (padded), linear_flops, attention_flops",
     "score_host": "a scoring call beyond its passes (unpacking, padding, packing): calls, samples, tokens",
     "reward": "a rule-based reward: calls, samples, tokens",
-    "forward": "a training forward pass with its loss: passes, tokens (padded), linear_flops, attention_flops",
-    "backward": "a backward pass: passes, tokens (padded), linear_flops, attention_flops (of the forward pass)",
-    "optimizer": "one optimizer step of one rank: passes, parameters",
+    "forward": "a training forward pass with its loss: passes, tokens (padded), linear_flops, attention_flops, zero3_passes",
+    "backward": "a backward pass: passes, tokens, linear_flops, attention_flops (of the forward), zero2_passes, zero3_passes",
+    "optimizer": "one optimizer step of one rank: passes, parameters, zero1_passes, zero2_passes, zero3_passes",
     "grad_sync": "an all-reduce of gradients: calls, bytes, ranks",
     "update_host": "an update call beyond its passes: calls, minibatches, samples, tokens",
     "advantage": "advantages of a step's samples: calls, samples, tokens",
     "weight_sync": "weights from the trainer into a live engine: calls, bytes",
     "checkpoint": "one written checkpoint: calls, bytes",
+    "checkpoint_read": "one checkpoint read back and checked: calls, bytes",
     "dispatch": "a remote call with its arguments and result, beyond the work: calls, bytes",
-    # Kernels of the rollout engine, one call on one device each, as the op tables give them (`profiles/readers`).
-    "gemm": "a matrix product m×k by k×n: m, n, k, bits (of an input element)",
-    "context_attention": "attention of new tokens: batch, tokens (of each), prefix, heads, kv_heads, head_dim, window, kv_bits",
-    "generation_attention": "attention of one new token: batch, context (of each), heads, kv_heads, head_dim, window, kv_bits",
-    "moe": "router-chosen experts: tokens, hidden, intermediate, topk, num_experts, tp, ep, bits",
-    "all_reduce": "calls, bytes (of one rank's input), ranks",
-    "all_gather": "calls, bytes (of the whole result), ranks",
-    "reduce_scatter": "calls, bytes (of the whole input), ranks",
-    "all_to_all": "calls, bytes (of one rank's input), ranks",
+    "all_reduce": "a collective: calls, bytes (of one rank's input), ranks",
+    "reduce_scatter": "a collective: calls, bytes (of one rank's whole input), ranks",
+    "all_gather": "a collective: calls, bytes (of the whole result), ranks",
+    "broadcast": "a collective: calls, bytes (sent by the root), ranks",
+    "engine_start": "an engine built anew around given weights, imports left out: calls, bytes (of weights)",
+    "engine_sleep": "an engine that moves its weights off the device and drops its cache: calls, bytes (of weights)",
+    "engine_wake": "the same weights back on the device: calls, bytes",
 }
+LOGGED_STAGES = (
+    "gen", "old_log_prob", "ref", "values", "reward", "adv", "update_critic", "update_actor", "reshard",
+    "testing", "save_checkpoint",
+)  # fmt: skip
+"""timers of a verl step log"""
+OPS |= {
+    f"{stage}_stage": "a whole stage in a step log: steps, tokens, longest (response), rank_tokens (of the fullest rank)"
+    for stage in LOGGED_STAGES
+}
+HELD_OUT = "held-out"
+"""`source` of measurements that are never fitted: they say how well a fit does on what it has not seen"""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """How long one op took, once or as the mean of a few repeats."""
+    """How long one op took, once or as the median of a few repeats."""
 
     op: str
     """a key of OPS"""
@@ -54,14 +69,20 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """other cores of the machine kept busy meanwhile"""
     threads: int = 1
     repeats: int = 1
+    spread: float = 0.0
+    """of the repeats: from their first to their third quartile, over their median"""
     source: str = "measured"
+    point: str = ""
+    """the point of a sweep's grid that this repeats; empty: points are told apart by their quantities"""
 
 
 HEADLESS = frozenset({"critic", "reward"})
 """roles whose network ends in one number per token instead of logits"""
 
 
-def pass_quantities(spec: ModelSpec, role: str, num_samples: int, longest: int) -> dict[str, float]:
+def pass_quantities(
+    spec: ModelSpec, role: str, num_samples: int, longest: int, zero_stage: int = 0
+) -> dict[str, float]:
     """Quantities of one forward pass over right-padded samples; padded rows cost like full ones.
 
     In a causal pass of length T, T (T + 1) / 2 pairs of tokens attend.
@@ -72,7 +93,12 @@ def pass_quantities(spec: ModelSpec, role: str, num_samples: int, longest: int) 
         "tokens": float(tokens),
         "linear_flops": spec.linear_flops(tokens, head_tokens=0 if role in HEADLESS else tokens),
         "attention_flops": spec.attention_flops(num_samples * longest * (longest + 1) / 2),
-    }
+    } | zero_quantities(zero_stage)
+
+
+def zero_quantities(zero_stage: int) -> dict[str, float]:
+    """What a pass of a ZeRO stage counts beside its work; nothing without ZeRO."""
+    return {f"zero{zero_stage}_passes": 1.0} if zero_stage else {}
 
 
 def write_jsonl(measurements: Iterable[Measurement], path: Path) -> None:
@@ -80,14 +106,54 @@ def write_jsonl(measurements: Iterable[Measurement], path: Path) -> None:
 
 
 def read_jsonl(path: Path) -> list[Measurement]:
-    """Raises ValueError naming the line that is no measurement."""
+    """The measurements in a file. Raises InputError naming file, line, field and value of the first that is none."""
     found = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            found.append(msgspec.json.decode(line, type=Measurement))
-        except msgspec.MsgspecError as error:
-            raise ValueError(f"line {number}: {error}") from None
+        if line.strip():
+            found.append(_measurement(line, str(path), number))
+    if not found:
+        raise InputError(file=str(path), problem="the file holds no measurement", remedy=_REMEDY)
     return found
+
+
+_PATH = re.compile(r"at `\$\.(\w+)")
+_REMEDY = "restore the file, or measure again with `lab profile`"
+
+
+def _measurement(line: bytes, file: str, number: int) -> Measurement:
+    try:
+        record = json.loads(line)  # NaN and Infinity pass here, to be refused by name below
+        point = msgspec.convert(record, Measurement)
+    except msgspec.ValidationError as error:
+        key = (_PATH.findall(str(error)) or [None])[0]
+        value = f"{record.get(key)!r}: " if key and isinstance(record, dict) and key in record else ""
+        raise InputError(file=file, line=number, key=key, problem=f"{value}{error}", remedy=_REMEDY) from None
+    except (ValueError, RecursionError) as error:
+        problem = f"not a JSON object: {str(error)[:200]}"
+        raise InputError(file=file, line=number, problem=problem, remedy=_REMEDY) from None
+    for field, found, problem in faults(point):
+        raise InputError(file=file, line=number, key=field, problem=f"{found!r} {problem}", remedy=_REMEDY)
+    return point
+
+
+def faults(point: Measurement) -> Iterator[tuple[str, object, str]]:
+    """What no measurement can hold: (field, value, what is wrong with it)."""
+    if point.op not in OPS:
+        close = difflib.get_close_matches(point.op, OPS, n=1)
+        yield (
+            "op",
+            point.op,
+            f"is no op; did you mean {close[0]}?" if close else f"is no op; there are {', '.join(OPS)}",
+        )
+    if not (math.isfinite(point.seconds) and point.seconds >= 0):
+        yield "seconds", point.seconds, "is not a time of 0 s or more"
+    for name, value in point.quantities.items():
+        if not (math.isfinite(value) and value >= 0):
+            yield f"quantities.{name}", value, "is not a number of 0 or more"
+    for name, least in (("neighbours", 0), ("threads", 1), ("repeats", 1), ("spread", 0)):
+        value = getattr(point, name)
+        if not value >= least:
+            yield name, value, f"is below {least}"
 
 
 _STAGE_OPS = {

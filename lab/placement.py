@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from lab.model import Dtype
 from lab.records import Record
 
 Role = Literal["actor", "critic", "reference", "reward"]
@@ -22,28 +23,96 @@ class Sharing(Record):
     )
 
 
+class Parallelism(Record):
+    """How one worker's work is spread over its devices, which are numbered pipeline, context or data, tensor."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    data: int = 1
+    """copies inside the worker (an engine's attention); the ranks of a trainer are workers of their own"""
+    expert: int = 1
+    """ranks that share the experts; in training they reach over several workers"""
+
+    @property
+    def devices(self) -> int:
+        return self.tensor * self.pipeline * self.context * self.data
+
+
 class Generate(Record):
     """Rollout engines on one pool."""
 
     pool: str
     engines: int = Field(
-        default=1, ge=1, le=10**4, description="replicas of the engine, each with tensor_parallel devices"
+        default=1,
+        ge=1,
+        le=10**4,
+        description="replicas, each with tensor_parallel × pipeline_parallel × data_parallel devices",
     )
     tensor_parallel: int = Field(default=1, ge=1, le=1024)
+    pipeline_parallel: int = Field(
+        default=1, ge=1, le=1024, description="stages, each with an equal part of the layers"
+    )
+    data_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="inside one engine: attention is copied, sequences and experts are shared out",
+    )
+    expert_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="of the tensor_parallel × data_parallel devices that share the experts, over how many whole experts "
+        "are spread; 1: every expert is cut into pieces",
+    )
+    dtype: Dtype | None = Field(default=None, description="of the weights in the engine; null: the model's")
+    kv_dtype: Dtype | None = Field(
+        default=None, description="of keys and values (kv_cache_dtype); null: the model's dtype"
+    )
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads of each worker; no meaning on a GPU")
+
+    @property
+    def parallelism(self) -> Parallelism:
+        return Parallelism(
+            tensor=self.tensor_parallel,
+            pipeline=self.pipeline_parallel,
+            data=self.data_parallel,
+            expert=self.expert_parallel,
+        )
 
 
 class Train(Record):
-    """A data- and tensor-parallel trainer on one pool."""
+    """A trainer on one pool: data_parallel ranks of tensor × pipeline × context parallel devices each."""
 
     pool: str
     data_parallel: int = Field(default=1, ge=1, le=10**4)
     tensor_parallel: int = Field(default=1, ge=1, le=1024)
+    pipeline_parallel: int = Field(
+        default=1, ge=1, le=1024, description="stages of equal numbers of layers, one forward and one backward in turn"
+    )
+    context_parallel: int = Field(default=1, ge=1, le=1024, description="devices that share the tokens of a sequence")
+    expert_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=10**4,
+        description="of the data_parallel × context_parallel ranks, how many share the experts",
+    )
     zero_stage: Literal[0, 1, 2, 3] = Field(default=0, description="DeepSpeed ZeRO stage")
     offload: Literal["none", "optimizer"] = Field(
         default="none", description="optimizer: states and update in host memory"
     )
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads of each rank; no meaning on a GPU")
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """Of one rank."""
+        return Parallelism(
+            tensor=self.tensor_parallel,
+            pipeline=self.pipeline_parallel,
+            context=self.context_parallel,
+            expert=self.expert_parallel,
+        )
 
 
 class Score(Record):
@@ -51,8 +120,13 @@ class Score(Record):
 
     pool: str
     tensor_parallel: int = Field(default=1, ge=1, le=1024)
+    dtype: Dtype | None = Field(default=None, description="of weights and computation; null: the model's")
     max_batch_samples: int = Field(default=32, ge=1, description="samples of one forward pass")
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads of the worker; no meaning on a GPU")
+
+    @property
+    def parallelism(self) -> Parallelism:
+        return Parallelism(tensor=self.tensor_parallel)
 
 
 class RewardScore(Score):
@@ -96,6 +170,11 @@ class Worker(Record):
     pool: str
     devices: tuple[str, ...]
     threads: int = 1
+    parallelism: Parallelism = Parallelism()
+    dtype: str = "bfloat16"
+    """of its weights"""
+    kv_dtype: str = "bfloat16"
+    """of an engine's keys and values"""
 
 
 def ranges(devices: tuple[str, ...], count: int, width: int) -> list[tuple[str, ...]]:

@@ -12,8 +12,9 @@ from pydantic import Field, model_validator
 from lab.algorithm import LEARNING, Algorithm
 from lab.cluster import Cluster, ClusterChoice, local_cluster
 from lab.library import model as library_model
+from lab.lora import Lora
 from lab.model import Dtype, ModelSpec
-from lab.placement import Place, Role, Score, Sharing, Train, Work, Worker, ranges
+from lab.placement import Generate, Place, Role, Score, Sharing, Train, Work, Worker, ranges
 from lab.records import Record
 from lab.units import Bytes
 from lab.workload import Workload
@@ -30,6 +31,8 @@ class Model(Record):
     weights: str = Field(
         default="random", description="random (from the seed), or a folder with safetensors", json_schema_extra=LEARNING
     )
+
+    lora: Lora | None = Field(default=None, description="train low-rank adapters only; null: all weights")
 
     @model_validator(mode="after")
     def _one_shape(self) -> Model:
@@ -172,29 +175,50 @@ class Scenario(Record):
         found: list[Worker] = []
         taken: dict[str, int] = {}
 
-        def add(role: Role, work: Work, pool: str, count: int, width: int, threads: int) -> None:
-            devices, start = self.devices[pool], taken.get(pool, 0)
+        def add(role: Role, work: Work, part: Generate | Train | Score, count: int) -> None:
+            devices, start = self.devices[part.pool], taken.get(part.pool, 0)
             first = sum(worker.role == role and worker.work == work for worker in found)
             turned = devices[start % len(devices) :] + devices[: start % len(devices)]
-            for i, group in enumerate(ranges(turned, count, width), start=first):
-                name = f"{role}.{work}[{i}]"
-                found.append(
-                    Worker.model_construct(name=name, role=role, work=work, pool=pool, devices=group, threads=threads)
-                )
-            taken[pool] = start + count * width
+            for i, group in enumerate(ranges(turned, count, part.parallelism.devices), start=first):
+                found.append(self._worker(f"{role}.{work}[{i}]", role, work, part, group))
+            taken[part.pool] = start + count * part.parallelism.devices
 
         roles, place = self.algorithm.roles, self.place
         for part in place.actor_generate:
-            add("actor", "generate", part.pool, part.engines, part.tensor_parallel, part.threads)
+            add("actor", "generate", part, part.engines)
         scored: dict[Role, Score | None] = {"reference": place.reference_score, "reward": place.reward_score}
         for role, score in scored.items():
             if role in roles and score is not None:
-                add(role, "score", score.pool, 1, score.tensor_parallel, score.threads)
+                add(role, "score", score, 1)
         trained: dict[Role, Train | None] = {"actor": place.actor_train, "critic": place.critic_train}
         for role, train in trained.items():
             if role in roles and train is not None:
-                add(role, "train", train.pool, train.data_parallel, train.tensor_parallel, train.threads)
+                add(role, "train", train, train.data_parallel)
         return {worker.name: worker for worker in found}
+
+    def _worker(
+        self, name: str, role: Role, work: Work, part: Generate | Train | Score, devices: tuple[str, ...]
+    ) -> Worker:
+        chosen: Model | None = getattr(self.models, role)
+        own = chosen.dtype if chosen is not None else "float32"  # a reward function has no model
+        kv_dtype = part.kv_dtype if isinstance(part, Generate) else None
+        dtype = None if isinstance(part, Train) else part.dtype
+        return Worker.model_construct(
+            name=name, role=role, work=work, pool=part.pool, devices=devices, threads=part.threads,
+            parallelism=part.parallelism, dtype=dtype or own, kv_dtype=kv_dtype or own,
+        )  # fmt: skip
+
+    def train(self, role: str) -> Train:
+        """How a role is trained. Raises ValueError where it is not."""
+        found = {"actor": self.place.actor_train, "critic": self.place.critic_train}.get(role)
+        if found is None:
+            raise ValueError(f"the role {role!r} is not trained")
+        return found
+
+    def trainable_parameters(self, role: str) -> int:
+        """Parameters that an optimizer step changes: all of them, or those of the adapters."""
+        spec, lora = self.spec(role), self.model(role).lora
+        return spec.parameters if lora is None else lora.parameters(spec)
 
     def team(self, role: str, work: str) -> tuple[Worker, ...]:
         """The workers of one (role, work), in order of their index."""

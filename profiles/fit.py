@@ -10,16 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.errors import InputError
-from lab.measurement import OPS, Measurement
+from lab.measurement import HELD_OUT, OPS, Measurement
 from profiles.formula import FORMULAS, terms
-from profiles.profile import OpProfile, Profile, Range
+from profiles.identify import missing
+from profiles.profile import HeldOut, OpProfile, Profile, Range
 
 HUBER = 0.25
 """relative residual beyond which a point's pull no longer grows (Huber 1964): one noisy point moves little"""
 
 
 def fit(measurements: Iterable[Measurement], *, name: str, source: dict[str, Any]) -> Profile:
-    """The profile that the measurements determine. Raises InputError where there are none, or of several devices."""
+    """The profile that the measurements determine; ops that they cannot determine are left out, with a note.
+
+    Raises InputError where nothing can be fitted: no measurements, those of several devices, of unknown ops, or none
+    that tell the terms of any formula apart.
+    """
     by_op: dict[str, list[Measurement]] = defaultdict(list)
     for point in measurements:
         if point.op not in OPS:
@@ -30,19 +35,31 @@ def fit(measurements: Iterable[Measurement], *, name: str, source: dict[str, Any
     if len(devices) != 1:
         found = ", ".join(devices) or "none"
         raise InputError(problem=f"a profile is of one device kind, found {found}", remedy="fit each kind on its own")
+    refused = {op: reason for op in by_op if (reason := refusal(op, by_op[op]))}
+    notes = tuple(f"{op}: {reason}" for op, reason in refused.items())
+    if not by_op.keys() - refused.keys():
+        raise InputError(
+            problem="nothing can be fitted: " + "; ".join(notes), remedy="measure that, or name more sources"
+        )
     models = sorted({point.model for points in by_op.values() for point in points if point.model})
-    fitted = {op: fit_op(op, by_op[op]) for op in FORMULAS if any(not p.neighbours for p in by_op[op])}
+    fitted = {op: fit_op(op, by_op[op]) for op in FORMULAS if op in by_op and op not in refused}
     return Profile(
-        name=name, device=devices[0], kind="measured", models=tuple(models), source=source, ops=fitted
-    )  # fmt: skip
+        name=name, device=devices[0], kind="measured", models=tuple(models), source=source, ops=fitted, notes=notes
+    )
+
+
+def refusal(op: str, points: Sequence[Measurement]) -> str | None:
+    """Why the points of an op cannot be fitted, as the measurement that is missing; None where they can."""
+    fitted = _alone(points)
+    if not fitted:
+        return "all points were taken beside busy cores or are held out; measure some alone"
+    return missing(FORMULAS[op], _rows(op, fitted), _seconds(fitted))
 
 
 def fit_op(op: str, points: Sequence[Measurement]) -> OpProfile:
     """Non-negative least squares on relative errors over the points taken alone; slowdowns from the others."""
-    alone = [point for point in points if point.neighbours == 0]
-    names = FORMULAS[op]
-    rows = np.array([[terms(op, point.quantities)[name] for name in names] for point in alone], dtype=float)
-    seconds = np.maximum(np.array([point.seconds for point in alone]), 1e-9)
+    alone, names = _alone(points), FORMULAS[op]
+    rows, seconds = _rows(op, alone), _seconds(alone)
     coefficients = solve(rows, seconds, np.array([point.repeats for point in alone], dtype=float))
     residuals = np.abs(rows @ coefficients / seconds - 1)
     return OpProfile(
@@ -52,6 +69,37 @@ def fit_op(op: str, points: Sequence[Measurement]) -> OpProfile:
         points=len(alone),
         residual_median=float(np.median(residuals)),
         residual_p90=float(np.quantile(residuals, 0.9)),
+        spread=float(np.median([point.spread for point in alone])),
+        held_out=_held_out(op, points, coefficients),
+    )
+
+
+def _alone(points: Sequence[Measurement]) -> list[Measurement]:
+    return [point for point in points if point.neighbours == 0 and point.source != HELD_OUT]
+
+
+def _rows(op: str, points: Sequence[Measurement]) -> NDArray[np.float64]:
+    """(points, terms of the op's formula)"""
+    return np.array([[terms(op, point.quantities)[name] for name in FORMULAS[op]] for point in points], dtype=float)
+
+
+def _seconds(points: Sequence[Measurement]) -> NDArray[np.float64]:
+    seconds: NDArray[np.float64] = np.maximum(np.array([point.seconds for point in points]), 1e-9)
+    return seconds
+
+
+def _held_out(op: str, points: Sequence[Measurement], coefficients: NDArray[np.float64]) -> HeldOut | None:
+    """Errors on the points that were measured alone and not fitted."""
+    kept = [point for point in points if point.neighbours == 0 and point.source == HELD_OUT]
+    if not kept:
+        return None
+    errors = _rows(op, kept) @ coefficients / _seconds(kept) - 1
+    return HeldOut(
+        points=len(kept),
+        bias=float(np.median(errors)),
+        error_p50=float(np.median(np.abs(errors))),
+        error_p90=float(np.quantile(np.abs(errors), 0.9)),
+        noise_p50=float(np.median([point.spread / 2 for point in kept])),
     )
 
 

@@ -8,25 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lab.measurement import LOGGED_STAGES
+
 FORMULAS: dict[str, tuple[str, ...]] = {
-    "engine_step": ("each", "sequences", "linear_flops", "attention_flops", "kv_bytes"),
+    "engine_step": ("each", "prefill_steps", "sequences", "linear_flops", "attention_flops", "kv_bytes"),
     "rollout_host": ("each", "samples", "tokens"),
     "logprob": ("each", "linear_flops", "attention_flops"),
     "score_host": ("each", "samples", "tokens"),
     "reward": ("each", "samples", "tokens"),
-    "forward": ("each", "linear_flops", "attention_flops"),
-    "backward": ("each", "linear_flops", "attention_flops"),
-    "optimizer": ("each", "parameters"),
+    "forward": ("each", "linear_flops", "attention_flops", "zero3_passes"),
+    "backward": ("each", "linear_flops", "attention_flops", "zero2_passes", "zero3_passes"),
+    "optimizer": ("each", "parameters", "zero1_passes", "zero2_passes", "zero3_passes"),
     "grad_sync": ("each", "bytes"),
     "update_host": ("each", "minibatches", "samples", "tokens"),
     "advantage": ("each", "samples", "tokens"),
     "weight_sync": ("each", "bytes"),
     "checkpoint": ("each", "bytes"),
+    "checkpoint_read": ("each", "bytes"),
     "dispatch": ("each", "bytes"),
-}
+    "all_reduce": ("each", "bytes"),
+    "reduce_scatter": ("each", "bytes"),
+    "all_gather": ("each", "bytes"),
+    "broadcast": ("each", "bytes"),
+    "engine_start": ("each", "bytes"),
+    "engine_sleep": ("each", "bytes"),
+    "engine_wake": ("each", "bytes"),
+} | {f"{stage}_stage": ("each", "tokens") for stage in LOGGED_STAGES}
 
 PARALLEL = frozenset({"linear_flops", "attention_flops", "kv_bytes"})
 """terms that more threads divide"""
+
+RATIOS: dict[frozenset[str], str] = {
+    frozenset({"kv_bytes", "sequences"}): "context of each sequence",
+    frozenset({"attention_flops", "linear_flops"}): "context of each token",
+    frozenset({"kv_bytes", "linear_flops"}): "context of each token",
+    frozenset({"linear_flops", "sequences"}): "number of tokens for each sequence",
+    frozenset({"tokens", "samples"}): "number of tokens for each sample",
+}
+"""what is the same at all points where two terms rise in proportion"""
 
 
 def terms(op: str, quantities: Mapping[str, float]) -> dict[str, float]:

@@ -37,6 +37,10 @@ class Kernels(Protocol):
     @property
     def notes(self) -> Set[str]: ...
 
+    def token_limit(self, dtype: str) -> float:
+        """The largest number of rows of a matrix product that was measured."""
+        ...
+
     def gemm(self, dtype: str, m: ArrayLike, n: int, k: int) -> Floats:
         """A product of m×k activations with k×n weights."""
         ...

@@ -28,6 +28,16 @@ class Range(Record):
     high: float
 
 
+class HeldOut(Record):
+    """How well a fit does on measurements that it has not seen, all taken alone."""
+
+    points: int = Field(ge=1)
+    bias: float = Field(description="median of predicted / measured - 1")
+    error_p50: float = Field(ge=0, description="median of |predicted / measured - 1|")
+    error_p90: float = Field(ge=0)
+    noise_p50: float = Field(ge=0, description="median over the points of half the spread of their repeats")
+
+
 class OpProfile(Record):
     """What was fitted for one op."""
 
@@ -39,6 +49,12 @@ class OpProfile(Record):
     points: int = Field(ge=0, description="measurements that were fitted, each the median of a few repeats")
     residual_median: float = Field(ge=0, description="median of |predicted / measured - 1|")
     residual_p90: float = Field(ge=0)
+    spread: float = Field(
+        default=0.0,
+        ge=0,
+        description="median over the points: first to third quartile of their repeats over the median",
+    )
+    held_out: HeldOut | None = None
 
     @model_validator(mode="after")
     def _possible(self) -> OpProfile:
@@ -73,6 +89,7 @@ class Profile(Record):
     models: tuple[str, ...] = Field(default=(), description="architectures that were measured")
     source: dict[str, Any] = Field(default_factory=dict, description="machine, software, date")
     ops: dict[str, OpProfile] = Field(default_factory=dict)
+    notes: tuple[str, ...] = Field(default=(), description="what the measurements could not determine, and why")
 
     @model_validator(mode="after")
     def _known(self) -> Profile:

@@ -1,23 +1,24 @@
 """The datasheet roofline: what an op costs where nothing was measured.
 
-time = max(FLOPs / (peak × efficiency), bytes / (bandwidth × efficiency)) + overheads (Williams et al. 2009).
-Every constant here is an assumption with its source; a prediction made with them is marked as extrapolated.
+time = max(FLOPs / (peak × efficiency), bytes / (bandwidth × efficiency)) + overheads (Williams et al. 2009), and
+collectives in closed form (`profiles.collectives`). Every constant here is an assumption with its source; a prediction
+made with them is marked as extrapolated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lab.library import Device
-from lab.library import device as library_device
-from lab.library import link as library_link
 from lab.model import DTYPE_BYTES
+from profiles import collectives, moves
+from profiles.layout import Layout
 
 if TYPE_CHECKING:
-    from lab.placement import Train, Worker
+    from lab.placement import Worker
     from lab.scenario import Scenario
+    from profiles.iteration import EngineTable
 
 TRAIN_EFFICIENCY = 0.45
 """share of peak FLOP/s in training and scoring: 38-43 % (Llama 3 report 2024, table 4), 44-52 % (Narayanan et al. 2021)"""
@@ -39,6 +40,9 @@ ADAM_BYTES = 30.0
 """memory traffic of Adam per parameter: reads and writes of fp32 weight, two moments and gradient, and the 16-bit copy"""
 CPU_ADAM_S = 2.5e-10
 """seconds per parameter of Adam on host CPUs: about 0.25 s per 10⁹ parameters (Ren et al. 2021, ZeRO-Offload)"""
+BUCKET_BYTES = 25e6
+"""gradients that are averaged while the next ones are computed; the last bucket is never hidden (Li et al. 2020, DDP)"""
+HOST_OPS = frozenset({"rollout_host", "score_host", "update_host", "advantage", "reward"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,118 +50,166 @@ class Roofline:
     """Costs of a scenario's workers from datasheets alone."""
 
     scenario: Scenario
+    _layouts: dict[str, Layout] = field(default_factory=dict)
 
     def seconds(self, worker: Worker, op: str, quantities: Mapping[str, float]) -> float:
-        """Time of an op on a worker; quantities as in `lab.measurement.OPS`, not divided by any parallelism."""
-        if op in ("rollout_host", "score_host", "update_host", "advantage", "reward"):
+        """Time of an op on a worker; quantities as in `lab.measurement.OPS`, not divided by any parallelism.
+
+        `beside_s` of a `grad_sync`: seconds of the backward pass that hides its buckets. Raises ValueError for an op
+        there is not.
+        """
+        layout = self.layout(worker)
+        if op in HOST_OPS:
             return HOST_CALL_S + HOST_SAMPLE_S * quantities.get("samples", 0.0)
-        return float(getattr(self, f"_{op}")(worker, quantities))
+        if op in collectives.ALGORITHMS:
+            return collectives.seconds(op, quantities["bytes"], layout.group(worker.devices))
+        if op in moves.MOVES:
+            return moves.MOVES[op](layout, quantities)
+        if op not in _OPS:
+            raise ValueError(f"there is no roofline of the op {op!r}")
+        return _OPS[op](layout, quantities)
 
-    def _engine_step(self, worker: Worker, q: Mapping[str, float]) -> float:
-        width, kind = len(worker.devices), self._device(worker).kind
-        flops = self._flops(worker) * DECODE_EFFICIENCY * width * self.threads(worker)
-        bandwidth = self._device(worker).memory_bandwidth * MEMORY_EFFICIENCY * width
-        weights = self.scenario.spec(worker.role).weight_bytes(self.scenario.model(worker.role).dtype)
-        linear: float = max(q["linear_flops"] / flops, weights / bandwidth)
-        attention = q["attention_flops"] / flops + q["kv_bytes"] / bandwidth
-        host = ENGINE_STEP_S[kind] + ENGINE_SEQUENCE_S * q["sequences"]
-        return linear + attention + host + self._layer_reductions(worker, q["tokens"])
-
-    def _pass(self, worker: Worker, q: Mapping[str, float], factor: float) -> float:
-        spec = self.scenario.spec(worker.role)
-        flops = self._flops(worker) * TRAIN_EFFICIENCY * len(worker.devices) * self.threads(worker)
-        launches = spec.layers * LAYER_PASS_S[self._device(worker).kind]
-        work = (q["linear_flops"] + q["attention_flops"]) / flops + launches
-        return factor * (work + self._layer_reductions(worker, q["tokens"])) + self._gather(worker)
-
-    def _logprob(self, worker: Worker, q: Mapping[str, float]) -> float:
-        return self._pass(worker, q, 1.0)
-
-    def _forward(self, worker: Worker, q: Mapping[str, float]) -> float:
-        return self._pass(worker, q, 1.0)
-
-    def _backward(self, worker: Worker, q: Mapping[str, float]) -> float:
-        """Twice the forward pass, and once more where activations are recomputed (Narayanan et al. 2021)."""
-        return self._pass(worker, q, 3.0 if self.scenario.update.recompute == "full" else 2.0)
-
-    def _optimizer(self, worker: Worker, q: Mapping[str, float]) -> float:
-        train = self._train(worker)
-        mine: float = q["parameters"] / len(worker.devices) / (train.data_parallel if train.zero_stage else 1)
-        if train.offload == "optimizer":
-            moved = 2 * DTYPE_BYTES[self.scenario.model(worker.role).dtype] * mine  # gradients down, weights up
-            return mine * CPU_ADAM_S + moved / library_link("pcie4").bandwidth
-        return mine * ADAM_BYTES / (self._device(worker).memory_bandwidth * MEMORY_EFFICIENCY)
-
-    def _grad_sync(self, worker: Worker, q: Mapping[str, float]) -> float:
-        """Ring: each of n ranks sends 2(n-1)/n of its bytes for an all-reduce, half of that for a reduce-scatter."""
-        train = self._train(worker)
-        n, share = train.data_parallel, 1.0 if train.zero_stage == 3 else 2.0
-        bandwidth, latency = self._between(worker)
-        return share * (n - 1) / n * q["bytes"] / len(worker.devices) / bandwidth + share * (n - 1) * latency
-
-    def _weight_sync(self, worker: Worker, q: Mapping[str, float]) -> float:
-        """A pipelined broadcast over the slowest link between trainer and engines; shards are gathered first."""
-        ends = [worker, *self.scenario.team("actor", "generate")]
-        bandwidth, latency = self._slowest([device for end in ends for device in end.devices])
-        own, _ = self._slowest(list(worker.devices))
-        shards = len(worker.devices)
-        return q["bytes"] / bandwidth + (shards - 1) / shards * q["bytes"] / own + len(ends) * latency
-
-    def _checkpoint(self, worker: Worker, q: Mapping[str, float]) -> float:
-        return q["bytes"] / self.scenario.hardware.sites[0].storage.write
-
-    def _dispatch(self, worker: Worker, q: Mapping[str, float]) -> float:
-        bandwidth, latency = self._fabric()
-        return DISPATCH_S + latency + q["bytes"] / bandwidth
-
-    def _layer_reductions(self, worker: Worker, tokens: float) -> float:
-        """Tensor parallelism: two ring all-reduces of tokens × hidden per layer (Shoeybi et al. 2019)."""
-        width, spec = len(worker.devices), self.scenario.spec(worker.role)
-        if width == 1:
-            return 0.0
-        bandwidth, latency = self._slowest(list(worker.devices))
-        size = tokens * spec.hidden * DTYPE_BYTES[self.scenario.model(worker.role).dtype]
-        return 2 * spec.layers * (2 * (width - 1) / width * size / bandwidth + 2 * (width - 1) * latency)
-
-    def _gather(self, worker: Worker) -> float:
-        """ZeRO-3 gathers every layer's weights for each pass (Rajbhandari et al. 2020)."""
-        if worker.work != "train" or self._train(worker).zero_stage < 3 or self._train(worker).data_parallel == 1:
-            return 0.0
-        n, (bandwidth, latency) = self._train(worker).data_parallel, self._between(worker)
-        spec = self.scenario.spec(worker.role)
-        weights = spec.weight_bytes(self.scenario.model(worker.role).dtype) / len(worker.devices)
-        return (n - 1) / n * weights / bandwidth + spec.layers * (n - 1) * latency
-
-    def _train(self, worker: Worker) -> Train:
-        place = self.scenario.place
-        return place.critic_train if worker.role == "critic" and place.critic_train else place.actor_train
+    def layout(self, worker: Worker) -> Layout:
+        """Where a worker stands."""
+        if worker.name not in self._layouts:
+            self._layouts[worker.name] = Layout(self.scenario, worker)
+        return self._layouts[worker.name]
 
     def threads(self, worker: Worker) -> int:
         """CPU threads of each device's work; they have no meaning on a GPU. They share one memory bandwidth."""
-        return worker.threads if self._device(worker).kind == "cpu" else 1
+        return self.layout(worker).threads
 
-    def _device(self, worker: Worker) -> Device:
-        return library_device(self.scenario.hardware.node_of(worker.devices[0]).device)
+    def engine_table(self, worker: Worker) -> EngineTable:
+        """Iterations of an engine as piecewise-linear tables; nothing of them is measured."""
+        from profiles.engine_roofline import table
 
-    def _flops(self, worker: Worker) -> float:
-        """Peak of the model's dtype; a dtype the device has no units for runs at its bfloat16 or float32 rate."""
-        flops: dict[str, float] = self._device(worker).flops
-        dtype = self.scenario.model(worker.role).dtype
-        return flops.get(dtype) or flops.get("bfloat16") or flops["float32"]
+        return table(self.layout(worker))
 
-    def _between(self, worker: Worker) -> tuple[float, float]:
-        team = self.scenario.team(worker.role, worker.work)
-        return self._slowest([rank.devices[0] for rank in team])
 
-    def _slowest(self, devices: list[str]) -> tuple[float, float]:
-        """Bandwidth and latency of the slowest link among devices: inside a machine, or the fabric between."""
-        hardware = self.scenario.hardware
-        if len({hardware.machine_of(device) for device in devices}) > 1:
-            return self._fabric()
-        inside = library_link(hardware.node_of(devices[0]).intra)
-        return inside.bandwidth, inside.latency
+def peak(layout: Layout) -> float:
+    """FLOP/s of one device (all its threads) for a worker's dtype.
 
-    def _fabric(self) -> tuple[float, float]:
-        fabric = self.scenario.hardware.sites[0].fabric
-        link = library_link(fabric.link)
-        return link.bandwidth / fabric.oversubscription, link.latency
+    A dtype the device has no units for runs at its bfloat16 or float32 rate.
+    """
+    flops: dict[str, float] = layout.device.flops
+    return (flops.get(layout.worker.dtype) or flops.get("bfloat16") or flops["float32"]) * layout.threads
+
+
+def streaming(layout: Layout) -> float:
+    """Bytes per second that kernels read from or write to one device's memory."""
+    return layout.device.memory_bandwidth * MEMORY_EFFICIENCY
+
+
+def _engine_step(layout: Layout, q: Mapping[str, float]) -> float:
+    """One iteration in which every device of the engine has an equal part."""
+    from profiles.engine_roofline import seconds
+
+    return seconds(layout, q)
+
+
+def _pass(layout: Layout, q: Mapping[str, float], *, linear: float, attention: float, reductions: float) -> float:
+    """A micro-batch on one pipeline stage: work, launches, collectives in its layers, and weights gathered for it."""
+    spec, spread = layout.spec, layout.worker.parallelism
+    flops = peak(layout) * TRAIN_EFFICIENCY * spread.tensor * spread.pipeline * spread.context
+    launches = attention * spec.layers * LAYER_PASS_S[layout.device.kind] / spread.pipeline
+    work = (linear * q["linear_flops"] + attention * q["attention_flops"]) / flops + launches
+    talk = reductions * (layer_collectives(layout, q["tokens"] / spread.context) + _handing_on(layout, q["tokens"]))
+    return work + talk + _gather(layout, work)
+
+
+def _forward(layout: Layout, q: Mapping[str, float]) -> float:
+    return _pass(layout, q, linear=1.0, attention=1.0, reductions=1.0)
+
+
+def _backward(layout: Layout, q: Mapping[str, float]) -> float:
+    """Twice the products of the forward pass, and once more where activations are recomputed (Narayanan et al. 2021)."""
+    again = 1.0 if layout.scenario.update.recompute == "full" else 0.0
+    return _pass(layout, q, linear=2.0 + again, attention=2.0 + again, reductions=1.0 + again)
+
+
+def _optimizer(layout: Layout, q: Mapping[str, float]) -> float:
+    """Adam on the share of the parameters that this device keeps states of."""
+    train = layout.scenario.train(layout.worker.role)
+    mine = q["parameters"] / layout.width / layout.replicas if train.zero_stage else q["parameters"] * layout.share
+    if train.offload == "optimizer":
+        moved = 2 * DTYPE_BYTES[layout.worker.dtype] * mine  # gradients down, weights up
+        return mine * CPU_ADAM_S + moves.host_copy_seconds(moved)
+    return mine * ADAM_BYTES / streaming(layout)
+
+
+def _grad_sync(layout: Layout, q: Mapping[str, float]) -> float:
+    """What of it the backward pass does not hide: all but the last bucket where that pass is long enough."""
+    whole = gradient_seconds(layout, q["bytes"])
+    last = whole * min(1.0, BUCKET_BYTES / max(q["bytes"] * layout.share, 1.0))
+    return max(whole - q.get("beside_s", 0.0), last)
+
+
+def gradient_seconds(layout: Layout, size: float) -> float:
+    """Averaging gradients of `size` bytes in all (Rajbhandari et al. 2020).
+
+    ZeRO 0: an all-reduce; 1 and 2: a reduce-scatter, and the changed weights are gathered; 3: a reduce-scatter.
+    """
+    stage = layout.scenario.train(layout.worker.role).zero_stage
+    ops = {0: ("all_reduce",), 3: ("reduce_scatter",)}.get(stage, ("reduce_scatter", "all_gather"))
+    dense, experts = layout.parts(size)
+    return sum(
+        collectives.seconds(op, dense, layout.gradients) + collectives.seconds(op, experts, layout.expert_gradients)
+        for op in ops
+    )
+
+
+def _dispatch(layout: Layout, q: Mapping[str, float]) -> float:
+    wire = layout.fabric
+    return DISPATCH_S + wire.latency + q["bytes"] / wire.bandwidth
+
+
+def layer_collectives(layout: Layout, tokens: float) -> float:
+    """What the layers of one pipeline stage say to each other in a forward pass of `tokens` tokens on each device.
+
+    Tensor parallelism: two all-reduces of tokens × hidden per layer (Shoeybi et al. 2019). Expert parallelism: tokens
+    go to their experts and back, two all-to-alls per MoE layer (Lepikhin et al. 2021). Context parallelism: keys and
+    values of all ranks are gathered (Llama 3 report 2024, 3.3.2).
+    """
+    spec, spread = layout.spec, layout.worker.parallelism
+    width = DTYPE_BYTES[layout.activations]
+    row = tokens * spec.hidden * width
+    total = 2 * spec.layers * collectives.seconds("all_reduce", row, layout.tensor)
+    if spec.moe is not None and spread.expert > 1:
+        sent = row * spec.moe.experts_per_token / spread.tensor
+        total += 2 * spec.moe_layers * collectives.seconds("all_to_all", sent, layout.experts)
+    if spread.context > 1:
+        cached = spec.kv_bytes_per_token(layout.activations) / spec.layers
+        whole = tokens * spread.context * cached / spread.tensor
+        total += spec.layers * collectives.seconds("all_gather", whole, layout.context)
+    return total / spread.pipeline
+
+
+def _handing_on(layout: Layout, tokens: float) -> float:
+    """Activations of a micro-batch to the next pipeline stage."""
+    spread = layout.worker.parallelism
+    size = tokens / spread.context * layout.spec.hidden * DTYPE_BYTES[layout.activations]
+    return collectives.seconds("p2p", size, layout.stages)
+
+
+def _gather(layout: Layout, work: float) -> float:
+    """ZeRO-3 gathers every layer's weights for each pass (Rajbhandari et al. 2020), the next ones during `work`."""
+    if layout.worker.work != "train" or layout.scenario.train(layout.worker.role).zero_stage < 3:
+        return 0.0
+    layers = layout.spec.layers / layout.worker.parallelism.pipeline
+    dense, experts = layout.parts(layout.spec.weight_bytes(layout.worker.dtype) / layers)
+    layer = collectives.seconds("all_gather", dense, layout.gradients) + collectives.seconds(
+        "all_gather", experts, layout.expert_gradients
+    )
+    return layer + max(0.0, (layers - 1) * layer - work)
+
+
+_OPS: dict[str, Callable[[Layout, Mapping[str, float]], float]] = {
+    "engine_step": _engine_step,
+    "forward": _forward,
+    "logprob": _forward,
+    "backward": _backward,
+    "optimizer": _optimizer,
+    "grad_sync": _grad_sync,
+    "dispatch": _dispatch,
+}
+"""by op: its time on a worker"""

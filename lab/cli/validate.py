@@ -26,7 +26,7 @@ def validate(
     half: Annotated[str, typer.Option("--half", help="Of sets split by sha256(id): even, odd or all.")] = "even",
     json: Json = False,
     output: Annotated[
-        Path | None, typer.Option("--output", help="Also write the result to this .md or .json file.")
+        Path | None, typer.Option("--output", help="Also write the result to this file: .md a page, .json with every row.")
     ] = None,
 ) -> None:
     """Predict what others measured on real hardware, and print the errors."""
@@ -65,7 +65,7 @@ def show(result: Validation, as_json: bool) -> None:
     from simulator.studies.accuracy_page import record
 
     if as_json:
-        print(json.dumps(record(result), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(record(result, rows=False), ensure_ascii=False, allow_nan=False))
         return
     console = Console()
     for part in result.sets:

@@ -11,6 +11,11 @@ from simulator.studies.validate import Validation
 
 COLUMNS = ("", "n", "bias", "MAPE", "p50", "p90", f"misses over {LARGE_MISS:.0%}")
 WORST_COLUMNS = ("case", "quantity", "predicted", "measured", "error", "reason")
+INTRODUCTION = (
+    "Written by `lab validate --output benchmarks/accuracy.md`: predictions beside figures that others measured and "
+    "published, or that this machine measured and no fit used. bias: mean of predicted/measured − 1; MAPE: mean of its "
+    "absolute value; p50 and p90: of the absolute values."
+)
 HALVES = {
     "even": "cases with an even last hex digit of sha256(id), where a set is split that way; the odd ones are for judges",
     "odd": "cases with an odd last hex digit of sha256(id), where a set is split that way",
@@ -67,9 +72,7 @@ def markdown(validation: Validation) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
     blocks = [
         "# How true predictions are",
-        "Written by `lab validate --output benchmarks/accuracy.md`: predictions beside figures that others measured and "
-        "published, or that this machine measured and no fit used. bias: mean of predicted/measured − 1; MAPE: mean of "
-        "its absolute value; p50 and p90: of the absolute values.",
+        INTRODUCTION,
         bullets([
             f"date: {facts['date']}",
             f"commit: {facts['commit'] or 'not known'} (+: with changes not committed)",
@@ -108,23 +111,26 @@ def grid(head: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
-def record(validation: Validation) -> dict[str, Any]:
-    """All of it for a program: statistics, rules, and every row with its error."""
+def record(validation: Validation, *, rows: bool = True) -> dict[str, Any]:
+    """All of it for a program: statistics and rules, and every row with its error where `rows` are asked for."""
     return {
         "schema_version": 1,
         **validation.provenance,
         "skipped": dict(validation.skipped),
-        "sets": {part.name: _set_record(part) for part in validation.sets},
+        "sets": {part.name: _set_record(part, rows) for part in validation.sets},
     }
 
 
-def _set_record(part: ValidationSet) -> dict[str, Any]:
+def _set_record(part: ValidationSet, rows: bool) -> dict[str, Any]:
     return {
         "title": part.title,
         "notes": list(part.notes),
         "accuracy": {name: line._asdict() for name, line in table(part).items()},
         "assumed": part.assumed,
         "rules": {rule.id: {"sentence": rule.sentence, "num_rows": part.excluded[rule.id]} for rule in part.rules},
-        "worst": [f"{row.case}: {row.quantity}" for row in part.worst],
-        "rows": [asdict(row) | {"error": row.error} for row in part.rows],
-    }
+        "worst": [_row_record(row) for row in part.worst],
+    } | ({"rows": [_row_record(row) for row in part.rows]} if rows else {})
+
+
+def _row_record(row: Row) -> dict[str, Any]:
+    return asdict(row) | {"error": row.error}

@@ -44,7 +44,9 @@ class Study:
         return predict(*((data,) if self.files else ()), **({"half": half} if self.split else {}))
 
 
-SETS: Mapping[str, Study] = {}
+SETS: Mapping[str, Study] = {
+    "verl-logs": Study(place="simulator.studies.verl:verl_logs", files=("verl_log_steps.csv",)),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.errors import InputError
 from lab.measurement import OPS, Measurement, of_spans, read_jsonl, write_jsonl
 from lab.timeline import Span
 
@@ -43,15 +44,45 @@ points = st.builds(
 )
 
 
-@given(st.lists(points, max_size=5))
+@given(st.lists(points, min_size=1, max_size=5))
 def test_files_give_back_what_was_written(tmp_path_factory: pytest.TempPathFactory, found: list[Measurement]) -> None:
     path = tmp_path_factory.mktemp("m") / "m.jsonl"
     write_jsonl(found, path)
-    assert [point for point in read_jsonl(path) if point] == found
+    assert read_jsonl(path) == found
 
 
-def test_a_line_that_is_no_measurement_is_named(tmp_path: Path) -> None:
+GOOD = '{"op": "forward", "quantities": {"passes": 1}, "seconds": 0.1}'
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"op": "forward", "quantities": {}}', ("seconds", "missing")),
+        ('{"op": "forward", "quantities": {}, "seconds": -1}', ("seconds:", "-1.0")),
+        ('{"op": "forward", "quantities": {}, "seconds": NaN}', ("seconds:", "nan")),
+        ('{"op": "forward", "quantities": {}, "seconds": "3 ms"}', ("seconds:", "'3 ms'")),
+        ('{"op": "forward", "quantities": {"tokens": NaN}, "seconds": 1}', ("quantities.tokens:", "nan")),
+        ('{"op": "forward", "quantities": {"tokens": -4}, "seconds": 1}', ("quantities.tokens:", "-4.0")),
+        ('{"op": "forwrd", "quantities": {}, "seconds": 1}', ("op:", "'forwrd'", "did you mean forward")),
+        ('{"op": 3}', ("op:", "3")),
+        ('{"op": "forward", "quantities": {}, "seconds": 1, "repeats": 0}', ("repeats:", "0")),
+        ("[3]", ("object",)),
+        ('{"op":', ("JSON",)),
+    ],
+)
+def test_what_is_no_measurement_is_told_with_file_line_field_and_value(
+    tmp_path: Path, line: str, words: tuple[str, ...]
+) -> None:
     path = tmp_path / "m.jsonl"
-    path.write_text('{"op": "forward", "quantities": {}, "seconds": 1}\n{"op": 3}\n')
-    with pytest.raises(ValueError, match="line 2"):
+    path.write_text(f"{GOOD}\n{line}\n")
+    with pytest.raises(InputError) as caught:
+        read_jsonl(path)
+    assert str(caught.value).startswith(f"{path}:2: ")
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_file_without_measurements_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text("\n")
+    with pytest.raises(InputError, match="no measurement"):
         read_jsonl(path)

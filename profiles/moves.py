@@ -1,0 +1,109 @@
+"""Moves of weights and states: between trainer and engines, device and host, memory and storage. From datasheets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from lab.library import link as library_link
+from profiles import collectives
+from profiles.collectives import Group
+
+if TYPE_CHECKING:
+    from profiles.layout import Layout
+
+MEMORY_EFFICIENCY = 0.8
+"""share of peak memory bandwidth that streaming kernels reach (BabelStream on A100 and H100 reaches 0.8-0.9)"""
+HOST_LINK = "pcie4"
+"""between a GPU and the memory of its host"""
+HOST_LINK_EFFICIENCY = 0.8
+"""pinned copies reach about 25 of 32 GB/s (bandwidthTest of the CUDA samples on PCIe 4.0 x16)"""
+ENGINE_START_S = {"gpu": 30.0, "cpu": 10.0}
+"""an engine built around weights that are at hand: memory profiling, KV cache, CUDA graphs; order of vLLM's own log"""
+ENGINE_SWITCH_S = 0.5
+"""an engine put to sleep or woken, beyond the copy: freeing and mapping memory; order of vLLM's own log"""
+
+
+def host_copy_seconds(size: float) -> float:
+    """Time of `size` bytes between one device and its host."""
+    link = library_link(HOST_LINK)
+    return link.latency + size / (link.bandwidth * HOST_LINK_EFFICIENCY)
+
+
+def _host_copy(layout: Layout, q: Mapping[str, float]) -> float:
+    """All devices of a worker copy their parts at once."""
+    return host_copy_seconds(q["bytes"] / len(layout.worker.devices))
+
+
+def _weight_sync(layout: Layout, q: Mapping[str, float]) -> float:
+    """A broadcast from the sender's first device to every device of every engine; each keeps what it needs."""
+    engines = layout.scenario.team("actor", "generate")
+    ends = [layout.worker.devices[0], *(device for engine in engines for device in engine.devices)]
+    return collectives.seconds("broadcast", q["bytes"], layout.group(ends))
+
+
+def _reshard(layout: Layout, q: Mapping[str, float]) -> float:
+    """Whole weights are gathered from the shards of trainer ranks; nothing where the sender has them all."""
+    train = layout.scenario.train(layout.worker.role)
+    devices: list[str] = list(layout.worker.devices)
+    if train.zero_stage == 3 or layout.worker.parallelism.expert > 1:
+        devices = [device for rank in layout.scenario.team(layout.worker.role, "train") for device in rank.devices]
+    holders = len(devices) if train.zero_stage == 3 else layout.width * layout.worker.parallelism.expert
+    whole = layout.group(devices)
+    group = Group(
+        ranks=holders, per_machine=min(holders, whole.per_machine), intra=whole.intra, inter=whole.inter
+    )
+    return collectives.seconds("all_gather", q["bytes"], group)
+
+
+def _memory_pass(layout: Layout, q: Mapping[str, float]) -> float:
+    """A kernel that reads and writes `bytes` in all, on every device at once (conversion, packing of 8-bit weights)."""
+    return q["bytes"] / (layout.device.memory_bandwidth * MEMORY_EFFICIENCY * len(layout.worker.devices))
+
+
+def _checkpoint(layout: Layout, q: Mapping[str, float]) -> float:
+    return q["bytes"] * _writers(layout) / layout.scenario.hardware.sites[0].storage.write
+
+
+def _checkpoint_read(layout: Layout, q: Mapping[str, float]) -> float:
+    return q["bytes"] * _writers(layout) / layout.scenario.hardware.sites[0].storage.read
+
+
+def _writers(layout: Layout) -> int:
+    """Ranks of the team on one machine, which share its way to the storage."""
+    team = layout.scenario.team(layout.worker.role, layout.worker.work)
+    return layout.group([rank.devices[0] for rank in team]).per_machine
+
+
+def _engine_start(layout: Layout, q: Mapping[str, float]) -> float:
+    return ENGINE_START_S[layout.device.kind] + _load(layout, q)
+
+
+def _engine_switch(layout: Layout, q: Mapping[str, float]) -> float:
+    return ENGINE_SWITCH_S + _host_copy(layout, q)
+
+
+def _engine_reload(layout: Layout, q: Mapping[str, float]) -> float:
+    """A sleeping engine that kept no weights reads them from storage."""
+    return ENGINE_SWITCH_S + _load(layout, q)
+
+
+def _load(layout: Layout, q: Mapping[str, float]) -> float:
+    """Weights from storage through the host to all devices."""
+    return q["bytes"] / layout.scenario.hardware.sites[0].storage.read + _host_copy(layout, q)
+
+
+MOVES: dict[str, Callable[[Layout, Mapping[str, float]], float]] = {
+    "host_copy": _host_copy,
+    "weight_sync": _weight_sync,
+    "reshard": _reshard,
+    "convert": _memory_pass,
+    "engine_rebuild": _memory_pass,
+    "checkpoint": _checkpoint,
+    "checkpoint_read": _checkpoint_read,
+    "engine_start": _engine_start,
+    "engine_sleep": _engine_switch,
+    "engine_wake": _engine_switch,
+    "engine_reload": _engine_reload,
+}
+"""by op: its time on a worker; every op moves `bytes` in all"""

@@ -1,0 +1,298 @@
+"""SiliconKernels: kernel times interpolated in the full op tables of a system (extra `silicon`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from profiles.grids import Floats, Grid, filled, line, pivot
+from profiles.kernels import LAUNCH_S, MEMORY_EFFICIENCY, Peaks, prefix_share
+from profiles.readers import silicon
+
+GEMM_DTYPES = {"float16": "bfloat16", "int8": "fp8", "int4_wo": "bfloat16", "w4a16_mxfp4": "bfloat16"}
+"""the table that stands for a format without one of its own"""
+
+
+@dataclass(frozen=True, eq=False)
+class GemmGrid:
+    """Times of one number format over (m, n, k), never falling in m; NaN where not measured."""
+
+    m: Floats
+    n: Floats
+    k: Floats
+    seconds: Floats
+
+
+@lru_cache(maxsize=16)
+def gemm_grids(system: str, folder: Path | None = None) -> dict[str, GemmGrid]:
+    """The matrix products of a system, by number format."""
+    rows = silicon.table(system, "gemm", folder)
+    grids = {}
+    for dtype in np.unique(rows["gemm_dtype"].astype(str)):
+        mine = rows["gemm_dtype"] == dtype
+        m, i = np.unique(rows["m"][mine], return_inverse=True)
+        n, j = np.unique(rows["n"][mine], return_inverse=True)
+        k, q = np.unique(rows["k"][mine], return_inverse=True)
+        seconds = np.full((len(m), len(n), len(k)), np.nan)
+        seconds[i, j, q] = rows.seconds[mine]
+        grids[str(dtype)] = GemmGrid(m.astype(float), n.astype(float), k.astype(float), silicon.monotone(seconds, 0))
+    return grids
+
+
+@lru_cache(maxsize=64)
+def _groups(system: str, kind: str, folder: Path | None) -> dict[tuple[Any, ...], NDArray[np.int64]]:
+    """Row numbers of a table by everything that is not an axis."""
+    import pandas as pd
+
+    rows = silicon.table(system, kind, folder)
+    names = {
+        "context_attention": ("num_heads", "num_key_value_heads", "head_dim", "window_size", "kv_cache_dtype"),
+        "generation_attention": ("num_heads", "num_key_value_heads", "head_dim", "window_size", "kv_cache_dtype"),
+        "moe": ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "distribution", "moe_dtype"),
+        "custom_allreduce": ("num_gpus", "backend"),
+        "nccl": ("op_name", "num_gpus"),
+    }[kind]  # fmt: skip
+    frame = pd.DataFrame({name: rows[name] for name in names})
+    indices: dict[Any, Any] = dict(frame.groupby(list(names), sort=False).indices)
+    return {tuple(key): np.asarray(index) for key, index in indices.items()}
+
+
+@lru_cache(maxsize=512)
+def _attention_grid(system: str, kind: str, key: tuple[Any, ...], folder: Path | None) -> Grid:
+    """Batch × length of one shape of attention."""
+    rows, mine = silicon.table(system, kind, folder), _groups(system, kind, folder)[key]
+    length = rows["isl"] if kind == "context_attention" else rows["step"]
+    return filled(*pivot(rows["batch_size"][mine], length[mine], rows.seconds[mine]))
+
+
+@lru_cache(maxsize=16)
+def peaks(system: str) -> Peaks:
+    """The datasheet that comes with the tables."""
+    import yaml
+
+    text = (silicon.systems_folder() / f"{system}.yaml").read_text()
+    gpu = yaml.safe_load(text)["gpu"]
+    flops = {"bfloat16": float(gpu["bfloat16_tc_flops"])}
+    flops["fp8"] = float(gpu.get("fp8_tc_flops") or flops["bfloat16"])
+    flops["nvfp4"] = float(gpu.get("fp4_tc_flops") or flops["fp8"])
+    return Peaks(flops=flops, bandwidth=float(gpu["mem_bw"]))
+
+
+@dataclass(eq=False)
+class SiliconKernels:
+    """Kernels of one system of the tables, or of the device of the library that it is."""
+
+    system: str
+    distribution: str = "power_law_1.2"
+    """how tokens spread over experts; balanced and power_law_1.01 are measured too"""
+    folder: Path | None = None
+    notes: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.system = silicon.DEVICES.get(self.system, self.system)
+
+    def token_limit(self, dtype: str) -> float:
+        grid = gemm_grids(self.system, self.folder)[self._stands(dtype)]
+        return float(grid.m[-1])
+
+    def _stands(self, dtype: str) -> str:
+        """The measured format that stands for one."""
+        grids = gemm_grids(self.system, self.folder)
+        stands = dtype if dtype in grids else GEMM_DTYPES.get(dtype, "bfloat16")
+        if stands not in grids:
+            stands = "bfloat16"
+        if stands != dtype and dtype != "float16":
+            self.notes.add(f"no {dtype} matrix products were measured: {stands} stands for them")
+        return stands
+
+    def gemm(self, dtype: str, m: ArrayLike, n: int, k: int) -> Floats:
+        """Linear in m. Sizes n and k between measured ones: efficiency against the roofline, bilinear in log n, log k.
+
+        Beyond the largest n or k the product is cut in equal parts that are measured.
+        """
+        stands = self._stands(dtype)
+        grid = gemm_grids(self.system, self.folder)[stands]
+        parts = int(np.ceil(n / grid.n[-1]) * np.ceil(k / grid.k[-1]))
+        n_part, k_part = n / np.ceil(n / grid.n[-1]), k / np.ceil(k / grid.k[-1])
+        column_m, column = _column(self.system, self.folder, stands, n_part, k_part)
+        self._beyond(m, column_m, "matrix products of more tokens")
+        return parts * line(column_m, column, m)
+
+    def context_attention(
+        self, batch: ArrayLike, isl: ArrayLike, prefix: ArrayLike, heads: int, kv_heads: int, head_dim: int,
+        kv_dtype: str, window: int = 0,
+    ) -> Floats:  # fmt: skip
+        """Without prefix as measured. A chunk after a prefix takes its share of the pairs of the whole prompt."""
+        batch, isl, prefix = np.broadcast_arrays(
+            np.asarray(batch, float), np.asarray(isl, float), np.asarray(prefix, float)
+        )
+        whole = isl + prefix
+        alone = self._attention("context_attention", batch, isl, heads, kv_heads, head_dim, kv_dtype, window)
+        longest = self._attention("context_attention", batch, whole, heads, kv_heads, head_dim, kv_dtype, window)
+        share = isl / np.maximum(whole, 1) if window else prefix_share(isl, prefix)
+        shared = longest * share
+        return np.where(isl <= 0, 0.0, np.maximum(alone, np.where(prefix > 0, shared, alone)))
+
+    def generation_attention(
+        self, batch: ArrayLike, context: ArrayLike, heads: int, kv_heads: int, head_dim: int, kv_dtype: str,
+        window: int = 0,
+    ) -> Floats:  # fmt: skip
+        """Bilinear on linear axes of batch and context."""
+        batch, context = np.broadcast_arrays(np.asarray(batch, float), np.asarray(context, float))
+        seconds = self._attention("generation_attention", batch, context, heads, kv_heads, head_dim, kv_dtype, window)
+        return np.where(batch <= 0, 0.0, seconds)
+
+    def _attention(
+        self, kind: str, batch: Floats, length: Floats, heads: int, kv_heads: int, head_dim: int, kv_dtype: str,
+        window: int,
+    ) -> Floats:  # fmt: skip
+        shapes, dim, kept, cut = self._shapes(kind, heads, kv_heads, head_dim, kv_dtype, window)
+        fewer: Floats | float = 1.0
+        if window and not cut and kind == "generation_attention":
+            length = np.minimum(length, window)
+        elif window and not cut:
+            below = np.minimum(length, window)
+            fewer = (below * (below + 1) / 2 + (length - below) * window) / np.maximum(length * (length + 1) / 2, 1)
+        total = np.zeros(length.shape)
+        for weight, (own_heads, own_kv), times in shapes:
+            key = (own_heads, own_kv, dim, cut, kept)
+            grid = _attention_grid(self.system, kind, key, self.folder)
+            total = total + weight * _extended(kind, grid, batch * times, length, 1 if cut else 2)
+        return np.asarray(total * fewer * head_dim / dim)
+
+    def _shapes(
+        self, kind: str, heads: int, kv_heads: int, head_dim: int, kv_dtype: str, window: int
+    ) -> tuple[list[tuple[float, tuple[int, int], float]], int, str, int]:
+        """Measured shapes that stand for one: (weight, heads, factor on the batch), head size, cache format, window."""
+        keys = _groups(self.system, kind, self.folder)
+        kept = {"float16": "bfloat16", "int8": "fp8"}.get(kv_dtype, kv_dtype)
+        if not any(key[4] == kept for key in keys):
+            self.notes.add(f"no attention with a {kept} cache was measured: bfloat16 stands for it")
+            kept = "bfloat16"
+        dims = sorted({key[2] for key in keys if key[4] == kept})
+        dim = int(min(dims, key=lambda own: abs(np.log(own / head_dim))))
+        if dim != head_dim:
+            self.notes.add(f"no attention with heads of {head_dim} was measured: scaled from {dim}")
+        own = {key[:2] for key in keys if key[2:] == (dim, window, kept)}
+        cut = window if own else 0
+        own = own or {key[:2] for key in keys if key[2:] == (dim, 0, kept)}
+        return _nearest(heads, kv_heads, own, self.notes), dim, kept, cut
+
+    def moe(
+        self, dtype: str, tokens: ArrayLike, hidden: int, intermediate: int, topk: int, num_experts: int, tp: int,
+        ep: int,
+    ) -> Floats:  # fmt: skip
+        """Linear in tokens; a shape that was not measured is scaled from the nearest one by their rooflines."""
+        from profiles.silicon_experts import moe_seconds
+
+        shape = {
+            "hidden": hidden, "intermediate": intermediate, "topk": topk, "num_experts": num_experts, "tp": tp, "ep": ep,
+        }  # fmt: skip
+        return moe_seconds(self, dtype, np.asarray(tokens, dtype=float), shape)
+
+    def collective(self, op: str, size: ArrayLike, ranks: int, graph: bool = True) -> Floats:
+        """All-reduce as vLLM does it (inside a CUDA graph or not), the others as NCCL; linear in bytes."""
+        if ranks == 1:
+            return np.zeros(np.shape(size))
+        kind = "custom_allreduce" if op == "all_reduce" else "nccl"
+        label = (
+            ("vllm_graph" if graph else "vllm_eager") if op == "all_reduce" else op.replace("all_to_all", "alltoall")
+        )
+        sizes, seconds = _messages(self.system, kind, label, self._ranks(kind, label, ranks), self.folder)
+        self._beyond(size, sizes, f"{op} of more bytes")
+        measured = line(sizes, seconds, size)
+        known = self._ranks(kind, label, ranks)
+        return measured if known == ranks else measured * ((ranks - 1) / ranks) / ((known - 1) / known)
+
+    def _ranks(self, kind: str, label: str, ranks: int) -> int:
+        place = 1 if kind == "nccl" else 0
+        known = sorted({int(key[place]) for key in _groups(self.system, kind, self.folder) if label in key})
+        nearest = min(known, key=lambda own: (own < ranks, abs(own - ranks)))
+        if nearest != ranks:
+            self.notes.add(f"no collective of {ranks} ranks was measured: scaled from {nearest}")
+        return nearest
+
+    def memory_bound(self, size: ArrayLike) -> Floats:
+        return np.asarray(LAUNCH_S + np.asarray(size, float) / (peaks(self.system).bandwidth * MEMORY_EFFICIENCY))
+
+    def _beyond(self, asked: ArrayLike, axis: Floats, what: str) -> None:
+        if np.max(asked) > axis[-1] * 1.01:
+            self.notes.add(f"{what} than measured ({axis[-1]:g})")
+
+
+@lru_cache(maxsize=4096)
+def _column(system: str, folder: Path | None, dtype: str, n: float, k: float) -> tuple[Floats, Floats]:
+    """The measured m and their times at one (n, k)."""
+    grid = gemm_grids(system, folder)[dtype]
+    corners = [(u * v, i, j) for i, u in _between(grid.n, n) for j, v in _between(grid.k, k)]
+    roof, own = peaks(system), np.zeros(len(grid.m))
+    if len(corners) == 1:
+        own = grid.seconds[:, corners[0][1], corners[0][2]]
+    else:
+        for weight, i, j in corners:
+            slower = grid.seconds[:, i, j] / roof.gemm(dtype, grid.m, grid.n[i], grid.k[j])
+            own = own + weight * np.log(slower)
+        own = np.exp(own) * roof.gemm(dtype, grid.m, n, k)
+    there = ~np.isnan(own)
+    return grid.m[there], silicon.monotone(own[there])
+
+
+def _between(axis: Floats, x: float) -> list[tuple[int, float]]:
+    """Indices around x and their weights on a logarithmic axis; the end where x lies beyond."""
+    at = int(np.searchsorted(axis, x))
+    if at == len(axis):
+        return [(at - 1, 1.0)]
+    if axis[at] == x or at == 0:
+        return [(at, 1.0)]
+    share = float(np.log(x / axis[at - 1]) / np.log(axis[at] / axis[at - 1]))
+    return [(at - 1, 1 - share), (at, share)]
+
+
+def _extended(kind: str, grid: Grid, batch: Floats, length: Floats, power: int) -> Floats:
+    """Beyond the longest prompt, whole-prompt attention grows with the square of the length; in a window, with it."""
+    if kind == "generation_attention":
+        return grid.at(batch, length)
+    longest = grid.columns[-1]
+    beyond: Floats = np.maximum(length / longest, 1.0) ** power
+    return grid.powers(batch, np.minimum(length, longest)) * beyond
+
+
+def _nearest(
+    heads: int, kv_heads: int, own: set[tuple[int, int]], notes: set[str]
+) -> list[tuple[float, tuple[int, int], float]]:
+    """Measured head counts for a wanted one.
+
+    Each group of queries that shares a key head is a problem of its own, so f times as many of both are f times the
+    batch. Between measured numbers of queries per key: interpolated in their logarithm.
+    """
+    if (heads, kv_heads) in own:
+        return [(1.0, (heads, kv_heads), 1.0)]
+    per_key = heads / kv_heads
+    same = [shape for shape in own if shape[0] / shape[1] == per_key]
+    if same:
+        best = min(same, key=lambda shape: abs(np.log(shape[1] / kv_heads)))
+        return [(1.0, best, kv_heads / best[1])]
+    notes.add(f"no attention with {heads} heads on {kv_heads} was measured: interpolated")
+    keys = min({shape[1] for shape in own}, key=lambda number: abs(np.log(number / kv_heads)))
+    counts = np.array(sorted(shape[0] for shape in own if shape[1] == keys), dtype=float)
+    wanted = per_key * keys
+    picked = _between(counts, wanted)
+    return [(weight, (int(counts[i]), keys), kv_heads / keys) for i, weight in picked]
+
+
+@lru_cache(maxsize=256)
+def _messages(system: str, kind: str, label: str, ranks: int, folder: Path | None) -> tuple[Floats, Floats]:
+    """Bytes and seconds of one collective, never falling; of equal sizes the least time."""
+    rows = silicon.table(system, kind, folder)
+    key = (label, ranks) if kind == "nccl" else (ranks, label)
+    mine = _groups(system, kind, folder)[key]
+    size = silicon.message_bytes(rows, "nccl_dtype" if kind == "nccl" else "allreduce_dtype")[mine]
+    sizes, at = np.unique(size, return_inverse=True)
+    least = np.full(len(sizes), np.inf)
+    np.minimum.at(least, at, rows.seconds[mine])
+    return sizes, silicon.monotone(least)

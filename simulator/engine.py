@@ -1,0 +1,154 @@
+"""A rollout engine's settings, the requests it gets, and the state that the compiled scheduler works on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.blocks import Ints, fresh
+from simulator.scheduler import KNOWN, KNOWN_AT, MAX_SEQS, OWN_AT, PROMPT, RESPONSE, ROW, SLOTS, WAITS, State
+
+
+class TooSmall(Exception):
+    """A sequence does not fit the KV cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What an engine is started with; the names are vLLM's where it has one."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int
+    """KV blocks, with the one that vLLM keeps for itself (its `num_gpu_blocks`)"""
+    block_tokens: int = 16
+    prefix_caching: bool = True
+    async_scheduling: bool = False
+    """the next iteration is scheduled while the device computes one: arrivals and ends are seen one iteration late"""
+    reserve_full_isl: bool = True
+    """a request joins only where all its known tokens fit, not only the first chunk of them"""
+    reuse_uncached_first: bool = True
+    """freed blocks whose content cannot be found again are handed out first: vLLM 0.32; False: last, as in 0.19"""
+    watermark: float = 0.0
+    """share of the blocks that admissions leave free beside running requests (vLLM 0.32)"""
+    batching: str = "continuous"
+    """continuous; or static: a batch is filled once, and the next begins when the last request of it has ended"""
+    contiguous_tokens: int = 0
+    """0: paged KV; else every request reserves room for so many tokens when it joins"""
+
+    def __post_init__(self) -> None:
+        smallest = min(self.max_num_seqs, self.max_num_batched_tokens, self.num_blocks - 1, self.block_tokens)
+        if smallest < 1:
+            raise ValueError("an engine needs at least one sequence, one token of budget, one token per block, two blocks")
+        if self.batching not in ("continuous", "static"):
+            raise ValueError(f"batching is continuous or static, not {self.batching!r}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Requests:
+    """What an engine is asked for, in order of arrival."""
+
+    prompt: Ints
+    """(n,) tokens"""
+    response: Ints
+    """(n,) tokens, at least 1"""
+    arrival_s: NDArray[np.float64] | None = None
+    """(n,) never falling; None: all at 0"""
+    contents: Sequence[Sequence[int]] | None = None
+    """for each request what its first full blocks hold, as numbers: equal numbers, equal prefixes up to there; None:
+    nothing is shared"""
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    def arrivals(self) -> NDArray[np.float64]:
+        return np.zeros(len(self)) if self.arrival_s is None else self.arrival_s
+
+
+@dataclass(eq=False)
+class Contents:
+    """Numbers for what blocks hold: known ones first, then those that requests fill by themselves."""
+
+    known: list[int] = field(default_factory=list)
+    number: dict[int, int] = field(default_factory=dict)
+    places: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    def place(self, contents: Sequence[int]) -> int:
+        """Where a prompt's contents stand in `known`; samples of one prompt share their place."""
+        key = tuple(contents)
+        if key not in self.places:
+            self.places[key] = len(self.known)
+            self.known += [self.number.setdefault(content, len(self.number)) for content in key]
+        return self.places[key]
+
+
+def grouped(prompts: Sequence[int], groups: Sequence[int], block_tokens: int) -> list[range]:
+    """Contents of samples: those of one group share all full blocks of their prompt. Groups count from 0."""
+    widest = max((prompt // block_tokens for prompt in prompts), default=0)
+    return [
+        range(group * widest, group * widest + prompt // block_tokens)
+        for prompt, group in zip(prompts, groups, strict=True)
+    ]
+
+
+def build(settings: Settings, requests: Requests) -> State:
+    """A fresh engine that knows all its requests; none waits yet.
+
+    Raises TooSmall where one can never fit the KV cache.
+    """
+    row = _rows(settings, requests)
+    block = settings.block_tokens
+    longest = int((requests.prompt + requests.response).max(initial=0))
+    reserved = -(-settings.contiguous_tokens // block)
+    if max(reserved, -(-longest // block)) > settings.num_blocks - 1:
+        raise TooSmall(f"a sequence of {longest} tokens does not fit {settings.num_blocks - 1} KV blocks")
+    contents = Contents()
+    if requests.contents is not None and settings.prefix_caching:
+        row[:, KNOWN_AT] = [contents.place(known) for known in requests.contents]
+        row[:, KNOWN] = [len(known) for known in requests.contents]
+    own = (requests.prompt + requests.response) // block - row[:, KNOWN]
+    own = np.maximum(own, 0)
+    row[:, OWN_AT] = len(contents.number) + np.cumsum(own) - own
+    num_contents = len(contents.number) + int(own.sum()) if settings.prefix_caching else 0
+    slots = min(settings.max_num_seqs, max(len(requests), 1))
+    state = State(
+        setting=_numbers(settings, reserved),
+        count=np.zeros(12, dtype=np.int64),
+        request=row,
+        running=np.zeros(slots, dtype=np.int64),
+        queue=np.zeros(len(requests) + 1, dtype=np.int64),
+        slots=np.arange(slots, dtype=np.int64)[::-1].copy(),
+        table=np.zeros((slots, max(reserved, -(-longest // block)) + 1), dtype=np.int32),
+        blocks=fresh(settings.num_blocks, num_contents),
+        known=np.array(contents.known or [0], dtype=np.int64),
+        plan=np.zeros((slots, 4), dtype=np.int64),
+        flight=np.zeros((slots, 4), dtype=np.int64),
+        victims=np.zeros(slots, dtype=np.int64),
+        done=np.zeros(slots + 1, dtype=np.int64),
+    )
+    state.count[SLOTS] = slots
+    state.setting[MAX_SEQS] = slots
+    return state
+
+
+def _rows(settings: Settings, requests: Requests) -> NDArray[np.int64]:
+    if len(requests) and requests.response.min() < 1:
+        raise ValueError("every response has at least one token")
+    row = np.zeros((len(requests), 15), dtype=np.int64)
+    row[:, PROMPT], row[:, RESPONSE], row[:, ROW] = requests.prompt, requests.response, WAITS
+    return row
+
+
+def _numbers(settings: Settings, reserved: int) -> Ints:
+    """In the order of `simulator.scheduler`'s names."""
+    return np.array(
+        [
+            settings.max_num_seqs, settings.max_num_batched_tokens, settings.block_tokens, settings.prefix_caching,
+            settings.async_scheduling, settings.reserve_full_isl, settings.reuse_uncached_first,
+            int(settings.watermark * settings.num_blocks), settings.batching == "static", reserved,
+        ],
+        dtype=np.int64,
+    )  # fmt: skip

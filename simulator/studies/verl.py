@@ -1,0 +1,132 @@
+"""Step logs of verl runs: calibrate on the first 20 steps, predict every later one from its logged lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.errors import InputError
+from profiles.fit import solve
+from simulator.studies.accuracy import Row, ValidationSet
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FILE = "verl_log_steps.csv"
+NUM_CALIBRATION_STEPS = 20
+NUM_NEIGHBOURS = 5
+ONE_OFF = 1.3
+"""A step that took this many times its neighbours' median (or that much less) is a one-off."""
+STAGES = {
+    "gen": "generation", "reward": "reward", "old_log_prob": "old log-prob", "ref": "reference log-prob",
+    "values": "critic values", "adv": "advantage", "update_critic": "critic update", "update_actor": "actor update",
+}  # fmt: skip
+"""verl's timers that follow each other in a step, and what they time."""
+SOMETIMES = {"testing": "validation", "save_checkpoint": "checkpoint"}
+"""Timers of what is done in some steps only, whatever the lengths."""
+Values = NDArray[np.float64]
+
+
+def verl_logs(data: Path) -> ValidationSet:
+    """One row per stage and step after the calibration, and per whole step where the log has its time."""
+    logs = {str(name): log.reset_index(drop=True) for name, log in _table(data / FILE).groupby("log", sort=True)}
+    rows = [row for name, log in logs.items() for row in _rows(name.removesuffix(".log"), log)]
+    noise = np.concatenate([_noise(log) for log in logs.values()])
+    notes = (
+        f"calibrated on steps 2 to {NUM_CALIBRATION_STEPS} of each of {len(logs)} logs, the first being a warm-up; every "
+        "later step is predicted from its logged lengths alone",
+        "a stage costs non-negative amounts per step, per token, per token × length, and for generation per response "
+        "token and per token of the longest response; what is done in some steps only costs its median",
+        f"noise: two steps that follow each other differ by {np.median(noise):.1%} in the median stage",
+    )
+    return ValidationSet(name="verl-logs", title="later steps of verl runs, H100 and others", rows=tuple(rows), notes=notes)
+
+
+def _table(path: Path) -> pd.DataFrame:
+    """The steps of all logs. Raises InputError naming the first column that is absent."""
+    import pandas as pd
+
+    steps = pd.read_csv(path)
+    for column in ("log", "step", "prompt_length/mean", "response_length/mean", "response_length/max"):
+        if column not in steps:
+            raise InputError(file=str(path), key=column, problem="there is no such column", remedy="restore it")
+    return steps
+
+
+def timer(log: pd.DataFrame, name: str) -> Values | None:
+    """Seconds of one of verl's timers by step (nan: not run), under its old or its new name; None where absent."""
+    for column in (f"timing_s/{name}", f"timing/{name}"):
+        if column in log and log[column].notna().any():
+            return np.asarray(log[column], dtype=float)
+    return None
+
+
+def lengths(log: pd.DataFrame, stage: str) -> Values:
+    """(steps, terms): 1, tokens, and tokens × length per sample; for generation 1, response tokens and the longest."""
+    prompt, response, longest = (
+        np.asarray(log[name], dtype=float)
+        for name in ("prompt_length/mean", "response_length/mean", "response_length/max")
+    )
+    sample = prompt + response
+    terms = (response, longest) if stage == "gen" else (sample, sample**2)
+    return np.stack([np.ones_like(sample), *terms], axis=1)
+
+
+def predicted(terms: Values, seconds: Values) -> Values:
+    """Seconds of every step, from coefficients >= 0 that fit the steps 2 to 20."""
+    known = slice(1, NUM_CALIBRATION_STEPS)
+    coefficients = solve(terms[known], seconds[known], np.ones(NUM_CALIBRATION_STEPS - 1))
+    return np.asarray(terms @ coefficients)
+
+
+def _rows(name: str, log: pd.DataFrame) -> list[Row]:
+    stages = {stage: seconds for stage in STAGES if (seconds := timer(log, stage)) is not None}
+    results = {stage: predicted(lengths(log, stage), seconds) for stage, seconds in stages.items()}
+    rows = [
+        row for stage, seconds in stages.items() for row in _judged(name, log, STAGES[stage], results[stage], seconds)
+    ]
+    whole = timer(log, "step")
+    if whole is None:
+        return rows
+    parts = sum(results.values(), np.zeros(len(log)))
+    rest = whole - sum(stages.values(), np.zeros(len(log)))
+    for sometimes in SOMETIMES:
+        done = timer(log, sometimes)
+        if done is not None:
+            parts = parts + np.where(np.isnan(done), 0.0, np.nanmedian(done[:NUM_CALIBRATION_STEPS]))
+            rest = rest - np.nan_to_num(done)
+    overhead = float(np.median(rest[1:NUM_CALIBRATION_STEPS]))
+    return rows + _judged(name, log, "step", parts + overhead, whole)
+
+
+def _judged(name: str, log: pd.DataFrame, quantity: str, result: Values, seconds: Values) -> list[Row]:
+    """The rows of the steps that were not used for calibration."""
+    return [
+        Row(
+            case=f"{name} step {int(log['step'][i])}",
+            quantity=quantity,
+            predicted=float(result[i]),
+            measured=float(seconds[i]),
+            unit="s",
+            reason=one_off(seconds, i) if quantity != "step" else "",
+        )
+        for i in range(NUM_CALIBRATION_STEPS, len(log))
+    ]
+
+
+def one_off(seconds: Values, step: int) -> str:
+    """Says so where one step differs from the steps around it by far more than their lengths do."""
+    around = np.delete(seconds[max(0, step - NUM_NEIGHBOURS) : step + NUM_NEIGHBOURS + 1], min(step, NUM_NEIGHBOURS))
+    times = seconds[step] / float(np.median(around))
+    return f"a one-off: {times:.1f} times its neighbours' median" if not 1 / ONE_OFF < times < ONE_OFF else ""
+
+
+def _noise(log: pd.DataFrame) -> Values:
+    """Relative differences between each stage of a step and of the one before, calibration steps left out."""
+    found: Mapping[str, Values | None] = {stage: timer(log, stage) for stage in STAGES}
+    later = [seconds[NUM_CALIBRATION_STEPS:] for seconds in found.values() if seconds is not None]
+    return np.concatenate([np.abs(np.diff(seconds) / seconds[:-1]) for seconds in later])
