@@ -164,9 +164,8 @@ class Learner:
         self._reduce()
         with self.recorder.op("optimizer") as notes:
             norm = self._apply()
-            notes["quantities"] = {"passes": 1.0, "parameters": float(self.spec.parameters)} | zero_quantities(
-                self.zero_stage
-            )
+            done = {"passes": 1.0, "parameters": float(self.spec.parameters)}
+            notes["quantities"] = done | zero_quantities(self.zero_stage)
         return sums | {"grad_norm": norm}
 
     def _apply(self) -> float:
@@ -217,9 +216,10 @@ class Learner:
 
     def _quantities(self, batch: Microbatch) -> dict[str, Any]:
         tokens = int(batch.mask.sum()) if batch.weight else 0
+        rows, longest = batch.ids.shape
         return {
             "tokens": tokens,
-            "quantities": pass_quantities(self.spec, self.role, *batch.ids.shape, self.zero_stage),
+            "quantities": pass_quantities(self.spec, self.role, rows, longest, self.zero_stage),
         }
 
 

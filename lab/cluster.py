@@ -8,9 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from lab.library import device, link
+from lab.library import Tier, device, devices, link, tier
 from lab.records import Record
 from lab.units import BytesPerSecond
+
+
+RESUMED = {"effect": "resume"}
+DEFAULT_WRITE = 1e9
+"""bytes per second where a scenario says nothing of its storage: about a 10 GbE file server"""
 
 
 class Node(Record):
@@ -44,9 +49,41 @@ class Fabric(Record):
 
 
 class Storage(Record):
-    """Shared storage as one machine sees it."""
+    """Shared storage as one machine sees it: a tier of the storage library, or bandwidths of its own."""
 
-    write: BytesPerSecond = Field(default=1e9, gt=0, description="write bandwidth, for example 5 GB/s")
+    tier: str | None = Field(default=None, description="an entry of the storage library, for example nvme or lustre")
+    write: BytesPerSecond | None = Field(
+        default=None, gt=0, description="write bandwidth, for example 5 GB/s; null: the tier's, or 1 GB/s"
+    )
+    read: BytesPerSecond | None = Field(
+        default=None, gt=0, description="read bandwidth; null: the tier's, or as write", json_schema_extra=RESUMED
+    )
+
+    @model_validator(mode="after")
+    def _known(self) -> Storage:
+        self._tier()
+        return self
+
+    def _tier(self) -> Tier | None:
+        return None if self.tier is None else tier(self.tier)
+
+    @property
+    def write_bandwidth(self) -> float:
+        """Bytes per second that one machine writes."""
+        known = self._tier()
+        return self.write or (known.write if known else DEFAULT_WRITE)
+
+    @property
+    def read_bandwidth(self) -> float:
+        """Bytes per second that one machine reads."""
+        known = self._tier()
+        return self.read or (known.read if known else self.write_bandwidth)
+
+    @property
+    def latency(self) -> float:
+        """Seconds until the first byte."""
+        known = self._tier()
+        return known.latency if known else 0.0
 
 
 class Site(Record):
@@ -123,21 +160,35 @@ def local_gpus() -> list[Node]:
     return [Node(name="gpu", count=1, device=name, devices=count, intra=device(name).default_link)]
 
 
+VARIANTS = frozenset({"pcie", "nvl", "laptop", "d", "max", "super", "ti", "ada"})
+"""words of a product name that make it another device than the one without them"""
+MEMORY_TOLERANCE = 0.1
+"""NVML reports up to 7 % less than the nominal size where the memory corrects its errors itself"""
+
+
 def match_gpu(nvml_name: str, memory_bytes: float) -> str:
     """The library device whose `nvml` words all stand in NVML's product name, closest in memory.
 
     Raises ValueError naming the product where the library has none.
     """
-    from lab.library import devices
-
+    words = set(re.split(r"[^a-z0-9]+", nvml_name.lower()))
     fits = [
         (abs(entry.memory_bytes - memory_bytes), name)
         for name, entry in devices().items()
-        if entry.nvml and all(word in nvml_name.lower() for word in entry.nvml)
+        if entry.nvml
+        and all(_stands_in(word, words) for word in entry.nvml)
+        and not (words & VARIANTS) - set(entry.nvml)
+        and abs(entry.memory_bytes - memory_bytes) <= MEMORY_TOLERANCE * entry.memory_bytes
     ]
     if not fits:
-        raise ValueError(f"the device library has no entry for the GPU {nvml_name!r}")
+        size = f"{memory_bytes / 2**30:.0f} GiB"
+        raise ValueError(f"the device library has no entry for the GPU {nvml_name!r} with {size}")
     return min(fits)[1]
+
+
+def _stands_in(word: str, words: set[str]) -> bool:
+    """Whether a product name has the word; `sxm` stands for every generation of that socket."""
+    return word in words or (word == "sxm" and any(re.fullmatch(r"sxm\d", other) for other in words))
 
 
 def _form(value: Any) -> str:

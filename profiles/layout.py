@@ -55,6 +55,12 @@ class Layout:
         return dtype if dtype in ("float32", "bfloat16", "float16") else "bfloat16"
 
     @property
+    def adapter_parameters(self) -> int:
+        """Parameters of the adapters that its network passes beside its weights; 0: none."""
+        lora = self.scenario.model(self.worker.role).lora
+        return lora.parameters(self.spec) if lora else 0
+
+    @property
     def width(self) -> int:
         """Devices that hold one copy of the layers."""
         return self.worker.parallelism.tensor * self.worker.parallelism.pipeline

@@ -31,7 +31,9 @@ def host_copy_seconds(size: float) -> float:
 
 
 def _host_copy(layout: Layout, q: Mapping[str, float]) -> float:
-    """All devices of a worker copy their parts at once."""
+    """All devices of a worker copy their parts at once; a CPU core copies within its own memory."""
+    if layout.device.kind == "cpu":
+        return _memory_pass(layout, {"bytes": 2 * q["bytes"]})
     return host_copy_seconds(q["bytes"] / len(layout.worker.devices))
 
 
@@ -50,9 +52,7 @@ def _reshard(layout: Layout, q: Mapping[str, float]) -> float:
         devices = [device for rank in layout.scenario.team(layout.worker.role, "train") for device in rank.devices]
     holders = len(devices) if train.zero_stage == 3 else layout.width * layout.worker.parallelism.expert
     whole = layout.group(devices)
-    group = Group(
-        ranks=holders, per_machine=min(holders, whole.per_machine), intra=whole.intra, inter=whole.inter
-    )
+    group = Group(ranks=holders, per_machine=min(holders, whole.per_machine), intra=whole.intra, inter=whole.inter)
     return collectives.seconds("all_gather", q["bytes"], group)
 
 

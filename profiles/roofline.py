@@ -86,13 +86,13 @@ class Roofline:
         return table(self.layout(worker))
 
 
-def peak(layout: Layout) -> float:
-    """FLOP/s of one device (all its threads) for a worker's dtype.
+def peak(layout: Layout, dtype: str | None = None) -> float:
+    """FLOP/s of one device, all its threads, for a dtype (None: of the worker's weights).
 
     A dtype the device has no units for runs at its bfloat16 or float32 rate.
     """
     flops: dict[str, float] = layout.device.flops
-    return (flops.get(layout.worker.dtype) or flops.get("bfloat16") or flops["float32"]) * layout.threads
+    return (flops.get(dtype or layout.worker.dtype) or flops.get("bfloat16") or flops["float32"]) * layout.threads
 
 
 def streaming(layout: Layout) -> float:

@@ -91,7 +91,9 @@ def _print_table(console: Console, title: str, head: tuple[str, ...], lines: lis
     from rich.markup import escape
     from rich.table import Table
 
-    shown = Table(*head, title=escape(title), title_justify="left")
+    shown = Table(title=escape(title), title_justify="left")
+    for name in head:
+        shown.add_column(name, overflow="fold")
     for line in lines:
         shown.add_row(*map(escape, line))
     console.print(shown)

@@ -61,7 +61,7 @@ class Trainer:
                             {"name": "train", "count": -(-width // MACHINE), "devices": min(width, MACHINE), **node},
                             {"name": "serve", "count": 1, "devices": 2, **node},
                         ],
-                        "fabric": {"link": "ib-ndr400"},
+                        "fabric": {"link": "ib-hdr200"},
                     }
                 ]
             },

@@ -45,6 +45,9 @@ class Study:
 
 
 SETS: Mapping[str, Study] = {
+    "published-training": Study(
+        place="simulator.studies.published:published_training", files=("published_cases.csv",)
+    ),
     "verl-logs": Study(place="simulator.studies.verl:verl_logs", files=("verl_log_steps.csv",)),
 }
 

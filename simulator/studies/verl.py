@@ -37,13 +37,19 @@ def verl_logs(data: Path) -> ValidationSet:
     rows = [row for name, log in logs.items() for row in _rows(name.removesuffix(".log"), log)]
     noise = np.concatenate([_noise(log) for log in logs.values()])
     notes = (
-        f"calibrated on steps 2 to {NUM_CALIBRATION_STEPS} of each of {len(logs)} logs, the first being a warm-up; every "
-        "later step is predicted from its logged lengths alone",
-        "a stage costs non-negative amounts per step, per token, per token × length, and for generation per response "
-        "token and per token of the longest response; what is done in some steps only costs its median",
+        (
+            f"calibrated on steps 2 to {NUM_CALIBRATION_STEPS} of each of {len(logs)} logs, the first being a warm-up; every "
+            "later step is predicted from its logged lengths alone"
+        ),
+        (
+            "a stage costs non-negative amounts per step, per token, per token × length, and for generation per response "
+            "token and per token of the longest response; what is done in some steps only costs its median"
+        ),
         f"noise: two steps that follow each other differ by {np.median(noise):.1%} in the median stage",
     )
-    return ValidationSet(name="verl-logs", title="later steps of verl runs, H100 and others", rows=tuple(rows), notes=notes)
+    return ValidationSet(
+        name="verl-logs", title="later steps of verl runs, H100 and others", rows=tuple(rows), notes=notes
+    )
 
 
 def _table(path: Path) -> pd.DataFrame:
