@@ -69,11 +69,21 @@ def _models(scenario: Scenario) -> Iterator[Refusal]:
         if start.spec.vocabulary < len(IDS):
             problem = f"a vocabulary of {start.spec.vocabulary} is smaller than the tokenizer's {len(IDS)}"
             yield f"models.{role}.arch", problem, "choose a larger one, for example tiny-llama"
+        if start.weights == "random" and (unbuilt := _unbuilt(start.spec)):
+            problem = f"networks drawn from a seed have no {', '.join(unbuilt)}"
+            yield f"models.{role}.arch", problem, "choose a Llama or Qwen2 shape, or name a folder with `weights`"
     if scenario.workload.max_sequence_tokens >= MAX_POSITIONS:
         problem = (
             f"sequences of {scenario.workload.max_sequence_tokens} tokens; at most {MAX_POSITIONS - 1} are executed"
         )
         yield "workload.response_tokens", problem, "shorten prompts or responses"
+
+
+def _unbuilt(spec: ModelSpec) -> list[str]:
+    """What a shape has beyond the Llama and Qwen2 networks that are built from a seed."""
+    built = {"tied_embeddings", "qkv_bias", "source"}
+    own = {name: field.default for name, field in ModelSpec.model_fields.items() if not field.is_required()}
+    return [name for name, default in own.items() if name not in built and getattr(spec, name) != default]
 
 
 def _placements(scenario: Scenario) -> Iterator[Refusal]:

@@ -7,13 +7,14 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic.config import JsonDict
 
 from lab.library import Tier, device, devices, link, tier
 from lab.records import Record
 from lab.units import BytesPerSecond
 
 
-RESUMED = {"effect": "resume"}
+RESUMED: JsonDict = {"effect": "resume"}
 DEFAULT_WRITE = 1e9
 """bytes per second where a scenario says nothing of its storage: about a 10 GbE file server"""
 
@@ -145,7 +146,7 @@ def local_cluster() -> Cluster:
 
 
 def local_gpus() -> list[Node]:
-    """The GPUs of this machine as a node of the library's device that NVML's name matches; none without NVML."""
+    """The GPUs of this machine as a node of the library's device that NVML's name matches; none without NVML or a match."""
     try:
         import pynvml
 
@@ -156,7 +157,10 @@ def local_gpus() -> list[Node]:
     if not count:
         return []
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    name = match_gpu(str(pynvml.nvmlDeviceGetName(handle)), pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    try:
+        name = match_gpu(str(pynvml.nvmlDeviceGetName(handle)), pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except ValueError:
+        return []
     return [Node(name="gpu", count=1, device=name, devices=count, intra=device(name).default_link)]
 
 

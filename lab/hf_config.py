@@ -96,6 +96,11 @@ def read(path: str | Path) -> ModelSpec:
         raise InputError(file=str(file), problem=problem, remedy=remedy) from None
 
 
+def names_config(text: str) -> bool:
+    """Whether a text is the path of a configuration rather than a library entry."""
+    return text.endswith(".json") or "/" in text or "\\" in text
+
+
 def _parse(file: Path) -> Config:
     try:
         text = file.read_text(encoding="utf-8")
@@ -168,8 +173,7 @@ def _biased(config: Config) -> Shape:
 
 def _windowed(config: Config, layers: int, default: int | None = None) -> Shape:
     """The window: of the layers that `layer_types` lists as sliding, else of `layers` of them."""
-    window = config.count("sliding_window", default) if default else config.optional("sliding_window")
-    window = None if "sliding_window" in config.keys and config.keys["sliding_window"] is None else window
+    window = config.optional("sliding_window") if "sliding_window" in config.keys else default
     types = config.keys.get("layer_types")
     if isinstance(types, list):
         layers = types.count("sliding_attention")

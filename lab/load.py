@@ -61,7 +61,7 @@ def parse_record(text: str, record: type[R], *, file: str) -> R:
         remedy = f"start with `{next(iter(record.model_fields))}: …`"
         raise InputError(file=file, line=1, problem="the file holds no mapping", remedy=remedy)
     try:
-        return record.model_validate_json(json.dumps(data))
+        return record.model_validate_json(json.dumps(data), context={"folder": Path(file).parent})
     except ValidationError as error:
         raise _explain(error, record, data, lines, file) from None
 

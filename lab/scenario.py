@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cached_property
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from lab.algorithm import LEARNING, Algorithm
 from lab.cluster import Cluster, ClusterChoice, local_cluster
+from lab.hf_config import names_config
+from lab.hf_config import read as read_config
 from lab.library import model as library_model
 from lab.lora import Lora
 from lab.model import Dtype, ModelSpec
@@ -20,10 +23,20 @@ from lab.units import Bytes
 from lab.workload import Workload
 
 
-class Model(Record):
-    """One of the four models: a library entry, or like another one."""
+def _form(value: Any) -> str:
+    return "named" if isinstance(value, str) else "described"
 
-    arch: str | None = Field(default=None, description="an entry of the model library")
+
+Arch = Annotated[Annotated[str, Tag("named")] | Annotated[ModelSpec, Tag("described")], Discriminator(_form)]
+
+
+class Model(Record):
+    """One of the four models: a library entry, the shape of a `config.json`, or like another one."""
+
+    arch: Arch | None = Field(
+        default=None,
+        description="an entry of the model library, the path of a Hugging Face config.json, or dimensions written out",
+    )
     like: str | None = Field(
         default=None, description="another role whose architecture and weights this one starts from"
     )
@@ -34,12 +47,25 @@ class Model(Record):
 
     lora: Lora | None = Field(default=None, description="train low-rank adapters only; null: all weights")
 
+    @field_validator("arch", mode="before")
+    @classmethod
+    def _read(cls, value: Any, info: ValidationInfo) -> Any:
+        """A path is replaced by the shape it holds, so that a scenario and its digest do not depend on other files."""
+        if not isinstance(value, str):
+            return value
+        if not names_config(value):
+            library_model(value)
+            return value
+        places = [(info.context or {}).get("folder", Path()) / value, Path(value)]
+        found = next((place for place in places if place.exists()), None)
+        if found is None:
+            raise ValueError("no such file beside the scenario or in the working folder; it would be a config.json")
+        return read_config(found)
+
     @model_validator(mode="after")
     def _one_shape(self) -> Model:
         if (self.arch is None) == (self.like is None):
             raise ValueError("exactly one of `arch` and `like` is needed")
-        if self.arch is not None:
-            library_model(self.arch)
         return self
 
 
@@ -156,6 +182,8 @@ class Scenario(Record):
     def spec(self, role: str) -> ModelSpec:
         """The architecture of a role's model, `like` followed."""
         chosen = self.model(role)
+        if isinstance(chosen.arch, ModelSpec):
+            return chosen.arch
         return library_model(chosen.arch) if chosen.arch else self.spec(str(chosen.like))
 
     def model(self, role: str) -> Model:

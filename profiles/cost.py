@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.placement import Worker
 from lab.scenario import Scenario
 from profiles.formula import PARALLEL, terms
-from profiles.profile import Profile
-from profiles.roofline import Roofline
+from profiles.profile import OpProfile, Profile
+from profiles.roofline import Roofline, backward_factor
+
+if TYPE_CHECKING:
+    from profiles.iteration import EngineTable
+
+PASSES = frozenset({"forward", "backward", "logprob"})
 
 
 class Cost(NamedTuple):
@@ -37,20 +42,27 @@ class CostModel:
     def op(self, worker: Worker, op: str, quantities: Mapping[str, float]) -> Cost:
         """Seconds of one op on a worker, alone on its machine.
 
-        Quantities are those of `lab.measurement.OPS`, whole: a worker's parallelism divides them here.
+        Quantities are those of `lab.measurement.OPS`, whole: a worker's parallelism divides them here. Raises
+        ValueError for an op there is not.
         """
-        profile = self._profile_of[worker.name]
-        fitted = profile.ops.get(op)
+        fitted, adapted = self._profile_of[worker.name].ops.get(op), self._adapted(worker, op, quantities)
         if fitted is None:
-            if profile.kind == "measured":
-                self._unmeasured[profile.device].add(op)
-            return self._told(profile.device, Cost(self._roofline.seconds(worker, op, quantities), True))
-        values = terms(op, quantities)
-        inside = self._known[worker.name] and fitted.covers(values)
-        if (threads := self.threads(worker)) > 1:
-            inside = inside and not PARALLEL.intersection(values)
-            values = {name: value / threads if name in PARALLEL else value for name, value in values.items()}
-        return self._told(profile.device, Cost(fitted.seconds(values), not inside))
+            return self.told(worker, op, Cost(self._roofline.seconds(worker, op, adapted), True))
+        return self.told(worker, op, self._fitted(worker, op, fitted, adapted))
+
+    def engine_table(self, worker: Worker) -> EngineTable:
+        """Times of a rollout engine's iterations, for one of its data-parallel copies.
+
+        From what was fitted on this device kind, else from its profile's kernels, else from the datasheet.
+        """
+        from profiles import tables
+
+        profile, layout = self._profile_of[worker.name], self._roofline.layout(worker)
+        if (fitted := profile.ops.get("engine_step")) is not None:
+            return tables.of_fit(layout, fitted, measured=self._known[worker.name])
+        if kernels := tables.kernels_of(profile):
+            return tables.of_kernels(layout, kernels)
+        return self._roofline.engine_table(worker)
 
     def threads(self, worker: Worker) -> int:
         """Cores that a worker claims while it computes; a GPU is claimed whole."""
@@ -78,10 +90,41 @@ class CostModel:
             for device, profile in self._profiles.items()
         }
 
-    def _told(self, device: str, cost: Cost) -> Cost:
-        self._asked[device] += cost.seconds
-        self._extrapolated[device] += cost.seconds if cost.extrapolated else 0.0
+    def told(self, worker: Worker, op: str, cost: Cost) -> Cost:
+        """The cost, counted in what `header_profiles` says; for costs that come from an `EngineTable`."""
+        profile = self._profile_of[worker.name]
+        self._asked[profile.device] += cost.seconds
+        self._extrapolated[profile.device] += cost.seconds if cost.extrapolated else 0.0
+        known = op in profile.ops or (op == "engine_step" and getattr(profile, "kernels", None))
+        if not known and profile.kind == "measured":
+            self._unmeasured[profile.device].add(op)
         return cost
+
+    def _fitted(self, worker: Worker, op: str, fitted: OpProfile, quantities: Mapping[str, float]) -> Cost:
+        """One device was measured: more devices and threads divide its work, and their talk comes from the datasheet."""
+        values = terms(op, quantities)
+        inside = self._known[worker.name] and fitted.covers(values)
+        spread = worker.parallelism
+        devices = spread.devices if op in PASSES or op == "engine_step" else 1
+        shared = devices * self.threads(worker)
+        if shared > 1:
+            inside = inside and not PARALLEL.intersection(values)
+            values = {name: value / shared if name in PARALLEL else value for name, value in values.items()}
+        if op == "optimizer" and spread.devices > 1:
+            values["parameters"] *= self._roofline.layout(worker).share
+            inside = False
+        talk = self._roofline.talk(worker, op, quantities) if devices > 1 or spread.expert > 1 else 0.0
+        return Cost(fitted.seconds(values) + talk, not inside)
+
+    def _adapted(self, worker: Worker, op: str, quantities: Mapping[str, float]) -> Mapping[str, float]:
+        """With adapters a pass does more products, and its backward pass leaves out the gradients of frozen weights."""
+        layout = self._roofline.layout(worker)
+        if op not in (*PASSES, "engine_step") or not layout.adapter_parameters:
+            return quantities
+        factor = backward_factor(layout) if op == "backward" else 1.0
+        kept = (factor - 1.0 if op == "backward" else 1.0) / factor
+        share = layout.adapter_parameters / layout.spec.active_matrix_parameters
+        return dict(quantities) | {"linear_flops": quantities["linear_flops"] * (kept + share)}
 
     def _kind(self, worker: Worker) -> str:
         return self._scenario.hardware.node_of(worker.devices[0]).device
@@ -93,5 +136,7 @@ class CostModel:
         if worker.role == "reward" and self._scenario.place.reward_score.kind == "function":
             return True
         profile = self._profile_of[worker.name]
+        if self._scenario.model(worker.role).lora is not None:
+            return False
         same = any(library_model(name) == self._scenario.spec(worker.role) for name in profile.models)
-        return same and self._scenario.model(worker.role).dtype == profile.source.get("dtype", "float32")
+        return same and worker.dtype == profile.source.get("dtype", "float32")

@@ -9,13 +9,13 @@ that of one copy, the others being equally busy.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lab.model import DTYPE_BYTES, attended
-from profiles import collectives, roofline
+from profiles import roofline
 from profiles.iteration import EngineTable
 
 if TYPE_CHECKING:
@@ -63,9 +63,8 @@ def token_seconds(layout: Layout, tokens: float) -> float:
         share = 1 / (spread.tensor * spread.data)
         read = hit * spec.expert_parameters * DTYPE_BYTES[dtype] * share
         total += _products(layout, routed * share, batch * spread.data, read)
-    talk = roofline.layer_collectives(layout, batch)
-    row = batch * spec.hidden * DTYPE_BYTES[layout.activations]
-    return total + spread.pipeline * (talk + collectives.seconds("p2p", row, layout.stages))
+    talk = roofline.layer_collectives(layout, batch) + roofline.handing_on(layout, batch)
+    return total + spread.pipeline * talk
 
 
 def sequence_seconds(layout: Layout, sequences: float) -> float:
@@ -82,7 +81,7 @@ def _products(layout: Layout, parameters: float, tokens: float, read: float) -> 
     return max(arithmetic, read / roofline.streaming(layout))
 
 
-def _attention(layout: Layout) -> dict[str, Floats | float]:
+def _attention(layout: Layout) -> dict[str, Any]:
     """The attention part of the table: two constants where it is linear in the context, else a grid."""
     spec, spread = layout.spec, layout.worker.parallelism
     devices = spread.tensor * spread.pipeline

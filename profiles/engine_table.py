@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiles.iteration import EngineTable, Floats
+from profiles.kernels import WIDTH
 
 if TYPE_CHECKING:
     from lab.model import ModelSpec
@@ -31,6 +32,18 @@ BF16 = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fusion:
+    """Which small kernels an engine merges into others; the defaults are those of vLLM on Ampere and Hopper."""
+
+    norm_quant: bool = True
+    """8-bit inputs are made inside norms and activations (torch.compile); inputs of 4 bits never are"""
+    attention_quant: bool = False
+    """attention writes quantised outputs (`enable_attn_fusion`)"""
+    allreduce_norm: bool = False
+    """all-reduce, norm and quantising are one kernel of FlashInfer (`fuse_allreduce_rms`)"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Build:
     """What a table is built from."""
 
@@ -42,6 +55,20 @@ class Build:
     kv_dtype: str
     tensor_parallel: int
     expert_parallel: int
+    fusion: Fusion
+
+    @property
+    def fused_reductions(self) -> bool:
+        return self.fusion.allreduce_norm and self.tensor_parallel > 1
+
+    @property
+    def quantising(self) -> int:
+        """Kernels of a layer that do nothing but quantise the input of a product."""
+        if WIDTH[self.dtype] >= BF16:
+            return 0
+        alone = not self.fusion.norm_quant or WIDTH[self.dtype] < 1
+        before_products = 2 * (alone and not self.fused_reductions)
+        return before_products + alone + (not self.fusion.attention_quant)
 
     def share(self, size: int) -> int:
         """The part of a size that one rank holds, rounded up."""
@@ -50,7 +77,7 @@ class Build:
 
 def engine_table(
     spec: ModelSpec, dtype: str, kv_dtype: str, tensor_parallel: int, kernels: Kernels, expert_parallel: int = 1, *,
-    expert_dtype: str | None = None, head_dtype: str = "bfloat16",
+    expert_dtype: str | None = None, head_dtype: str = "bfloat16", fusion: Fusion | None = None,
 ) -> EngineTable:  # fmt: skip
     """Times of one engine of `tensor_parallel` devices.
 
@@ -60,7 +87,7 @@ def engine_table(
     """
     build = Build(
         spec=spec, kernels=kernels, dtype=dtype, expert_dtype=expert_dtype or dtype, head_dtype=head_dtype,
-        kv_dtype=kv_dtype, tensor_parallel=tensor_parallel, expert_parallel=expert_parallel,
+        kv_dtype=kv_dtype, tensor_parallel=tensor_parallel, expert_parallel=expert_parallel, fusion=fusion or Fusion(),
     )  # fmt: skip
     before = len(kernels.notes)
     tokens = TOKENS[kernels.token_limit(dtype) >= TOKENS]
@@ -84,7 +111,8 @@ def token_seconds(build: Build, tokens: Floats) -> Floats:
         total = total + moe_layers * experts(build, tokens)
     width = tokens * spec.hidden * BF16
     reductions = 2 * spec.layers + 1  # after attention and after the MLP; one for the sharded embedding
-    total = total + reductions * k.collective("all_reduce", width, build.tensor_parallel)
+    op = "fused_all_reduce" if build.fused_reductions else "all_reduce"
+    total = total + reductions * k.collective(op, width, build.tensor_parallel)
     return np.asarray(total + k.memory_bound(2 * width) + k.memory_bound(2 * width))  # embedding, last norm
 
 
@@ -127,12 +155,15 @@ def experts(build: Build, tokens: Floats) -> Floats:
 
 
 def small_kernels(build: Build, tokens: Floats) -> Floats:
-    """Norms with their residual (read two, write two), rotary embedding with the norms of queries and keys, cache write."""
+    """Norms with their residual (read two, write two), rotary embedding, norms of queries and keys, cache, quantising."""
     spec, k = build.spec, build.kernels
-    norms = spec.norms_per_layer * k.memory_bound(4 * tokens * spec.hidden * BF16)
-    rows = (build.share(spec.heads) + 2 * build.share(spec.kv_heads)) * spec.head_dim
-    rotary = k.memory_bound(2 * tokens * rows * BF16)
-    return norms + rotary * (2 if spec.qk_norm else 1)
+    hidden, kv_width = tokens * spec.hidden, WIDTH[build.kv_dtype]
+    norms = 0.0 if build.fused_reductions else spec.norms_per_layer * k.memory_bound(4 * hidden * BF16)
+    keys = 2 * tokens * build.share(spec.kv_heads) * spec.head_dim
+    rotary = k.memory_bound(2 * (tokens * build.share(spec.heads) * spec.head_dim + keys) * BF16)
+    cache = k.memory_bound(keys * (BF16 + kv_width))
+    quantising = build.quantising * k.memory_bound(hidden * (BF16 + WIDTH[build.dtype]))
+    return norms + rotary * (2 if spec.qk_norm else 1) + cache + quantising
 
 
 def sequence_seconds(build: Build, sequences: Floats) -> Floats:

@@ -94,29 +94,12 @@ def head_parameters(spec: ModelSpec) -> float:
     return float(spec.vocabulary * spec.hidden)
 
 
-def adapter_parameters(spec: ModelSpec, rank: int) -> float:
-    """Of one LoRA adapter on every matrix of every layer, experts included (Hu et al. 2021: A is r×in, B is out×r)."""
-    matrices = [*_attention(spec)]
-    total = spec.layers * sum(map(sum, matrices))
-    mlp = 3 if spec.gated else 2
-    total += (spec.layers - spec.moe_layers) * mlp * (spec.hidden + spec.intermediate)
-    if spec.moe is not None:
-        total += spec.moe_layers * spec.moe.num_experts * mlp * (spec.hidden + spec.moe.intermediate)
-        shared = spec.moe.shared_intermediate
-        total += spec.moe_layers * mlp * (spec.hidden + shared) if shared else 0
-    return float(rank * total)
-
-
-def _attention(spec: ModelSpec) -> list[tuple[int, int]]:
-    """Inputs and outputs of the attention's matrices."""
-    if spec.mla is None:
-        queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        return [(spec.hidden, queries), (spec.hidden, keys), (spec.hidden, keys), (queries, spec.hidden)]
-    mla = spec.mla
-    queries, values = spec.heads * mla.qk_head_dim, spec.heads * mla.v_head_dim
-    down = [(spec.hidden, mla.q_lora_rank), (mla.q_lora_rank, queries)] if mla.q_lora_rank else [(spec.hidden, queries)]
-    up = (mla.kv_lora_rank, spec.heads * (mla.qk_nope_head_dim + mla.v_head_dim))
-    return [*down, (spec.hidden, mla.cached), up, (values, spec.hidden)]
+def expert_adapter_parameters(spec: ModelSpec, rank: int) -> float:
+    """Of one LoRA adapter on the routed experts' matrices, which `lab.lora` leaves without: rank × (inputs + outputs)."""
+    if spec.moe is None:
+        return 0.0
+    each = (3 if spec.gated else 2) * (spec.hidden + spec.moe.intermediate)
+    return float(rank * spec.moe_layers * spec.moe.num_experts * each)
 
 
 def size_of(dtype: str) -> float:

@@ -8,16 +8,14 @@ from lab.model import ModelSpec
 from profiles.footprint import (
     FRAGMENTATION,
     Footprint,
-    adapter_parameters,
     device_parameters,
     fragmented,
     overhead,
     size_of,
 )
 
-ENGINE_LOGIT_BYTES = 6.0
-"""Per logit of a sampled sequence beside the model's own logits: fp32 logits and probabilities, 4 bytes each, of which
-the first takes the place of what the profiling run has freed by then (vLLM v1/sample/sampler.py)."""
+ENGINE_LOGIT_BYTES = 8.0
+"""Per logit of a sampled sequence beside the model's own logits: fp32 logits and probabilities (vLLM's sampler)."""
 SCORE_LOGIT_BYTES = 12.0
 """Per logit of a scored token: fp32 logits, the ones divided by the temperature, their log-softmax."""
 
@@ -30,7 +28,8 @@ class Serving:
         capacity_bytes: of the device; fraction: the engine's share of it (`gpu_memory_utilization`).
         kv_bytes: the KV cache of the whole engine in bytes; overrides the fraction.
         max_num_seqs, max_num_batched_tokens: what the profiling run at start assumes.
-        adapters: LoRA adapters held beside the weights; 0: none.
+        adapter: parameters of a LoRA adapter held beside the weights; None: none.
+        data: copies of the attention inside the engine, which share experts and sequences.
     """
 
     spec: ModelSpec
@@ -44,8 +43,7 @@ class Serving:
     kv_dtype: str | None = None
     tensor: int = 1
     expert: int = 1
-    lora_rank: int | None = None
-    adapters: int = 1
+    adapter: float | None = None
     device_kind: str = "gpu"
 
     @property
@@ -76,9 +74,8 @@ def _beside(engine: Serving) -> dict[str, float]:
     """Everything but the KV cache."""
     spec, t = engine.spec, engine.tensor
     found = {"weights": weight_bytes(spec, engine.dtype, tensor=t, expert=engine.expert)}
-    if engine.lora_rank is not None:
-        size = size_of(wide(engine.dtype))
-        found["adapters"] = engine.adapters * adapter_parameters(spec, engine.lora_rank) / t * size
+    if engine.adapter is not None:
+        found["adapters"] = engine.adapter / t * size_of(wide(engine.dtype))
     found["activations"] = engine.max_num_batched_tokens * forward_width(spec, t) * size_of(wide(engine.dtype))
     narrow = size_of(wide(engine.dtype)) if size_of(wide(engine.dtype)) < 4 else 0.0
     found["logits"] = engine.max_num_seqs * spec.vocabulary * (narrow + ENGINE_LOGIT_BYTES)

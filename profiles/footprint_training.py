@@ -14,7 +14,6 @@ from lab.model import ModelSpec
 from profiles.footprint import (
     FRAGMENTATION,
     Footprint,
-    adapter_parameters,
     device_parameters,
     fragmented,
     head_parameters,
@@ -48,7 +47,8 @@ class Training:
         reduce: dtype in which gradients travel between ranks.
         data: ranks over which ZeRO divides; tensor, pipeline, expert, context: the other parallelisms.
         offload: `optimizer`: masters and moments in host memory; `all`: weights too.
-        lora_rank: None: every parameter is trained. `adapters` of them are loaded, one is trained.
+        adapter: parameters of one LoRA adapter, before any division; None: every parameter is trained. `adapters` of
+            them are loaded, one is trained.
         tokens: of one micro-batch on one rank.
         scores: tokens of a sequence where attention keeps its softmax; 0: blockwise attention.
         outputs: numbers per token that the head gives; None: the vocabulary, 1: a value.
@@ -77,7 +77,7 @@ class Training:
     offload: Literal["none", "optimizer", "all"] = "none"
     recompute: Recompute = "none"
     offload_activations: bool = False
-    lora_rank: int | None = None
+    adapter: float | None = None
     adapters: int = 1
     scores: int = 0
     outputs: int | None = None
@@ -98,15 +98,9 @@ class Training:
         return device_parameters(self.spec, tensor=self.tensor, pipeline=self.pipeline, expert=self.expert)
 
     @property
-    def adapter(self) -> float:
-        """Parameters of one adapter on this device, before ZeRO divides them; 0 without LoRA."""
-        if self.lora_rank is None:
-            return 0.0
-        return adapter_parameters(self.spec, self.lora_rank) / (self.tensor * self.pipeline)
-
-    @property
     def trained(self) -> float:
-        return self.parameters if self.lora_rank is None else self.adapter
+        """Parameters with gradients and optimizer states on this device, before ZeRO divides them."""
+        return self.parameters if self.adapter is None else self.adapter / (self.tensor * self.pipeline)
 
     def share(self, stage: int) -> float:
         """What remains of a state that ZeRO divides from `stage` on."""
@@ -130,8 +124,8 @@ def _states(t: Training) -> dict[str, float]:
     stored = size_of(t.persistent)
     weights = 0.0 if t.offload == "all" else t.parameters * stored * t.share(3)
     found = {"weights": weights}
-    if t.lora_rank is not None:
-        found["adapters"] = t.adapters * t.adapter * stored * t.share(3)
+    if t.adapter is not None:
+        found["adapters"] = t.adapters * t.trained * stored * t.share(3)
     found["gradients"] = t.trained * size_of(t.gradients or t.persistent) * t.share(2)
     here = 0.0 if t.offload in ("optimizer", "all") else t.trained * t.share(1)
     found["optimizer states"] = here * t.moments_bytes
@@ -193,7 +187,7 @@ def _logits(t: Training) -> dict[str, float]:
         found["logits"] += _tokens(t) * t.spec.hidden * 4.0
     if _gathers(t):
         found["gathered weights"] = _gathered(t, 1)
-        trains_head = t.lora_rank is None or t.logit_columns is not None
+        trains_head = t.adapter is None or t.logit_columns is not None
         found["gradient in flight"] = head_parameters(t.spec) / t.tensor * size_of(t.dtype) if trains_head else 0.0
     return found
 
@@ -210,10 +204,10 @@ def _layer(t: Training) -> dict[str, float]:
         "activations": _kept(t) + _ends(t),
         "layer recomputed": again,
         "layer gradients": _tokens(t) * _bytes(t, width, grads=True),
-        "adapter output": _tokens(t) * adapter * size_of(t.dtype) if t.lora_rank is not None else 0.0,
+        "adapter output": _tokens(t) * adapter * size_of(t.dtype) if t.adapter is not None else 0.0,
         "gathered weights": _gathered(t, 2),
     }
-    if _gathers(t) and t.lora_rank is None:
+    if _gathers(t) and t.adapter is None:
         layer = layer_parameters(t.spec) / (t.tensor * t.expert)
         tied = head_parameters(t.spec) / t.tensor if t.spec.tied_embeddings else 0.0
         found["gradient in flight"] = layer * (size_of(t.dtype) + size_of(t.reduce)) + tied * size_of(t.dtype)

@@ -67,7 +67,7 @@ class Kernels(Protocol):
         ...
 
     def collective(self, op: str, size: ArrayLike, ranks: int, graph: bool = True) -> Floats:
-        """all_reduce, all_gather, reduce_scatter or all_to_all of `size` bytes within a machine."""
+        """all_reduce, fused_all_reduce (with the norm after it), all_gather, reduce_scatter or all_to_all in a machine."""
         ...
 
     def memory_bound(self, size: ArrayLike) -> Floats:

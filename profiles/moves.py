@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lab.library import link as library_link
 from profiles import collectives
@@ -62,17 +62,23 @@ def _memory_pass(layout: Layout, q: Mapping[str, float]) -> float:
 
 
 def _checkpoint(layout: Layout, q: Mapping[str, float]) -> float:
-    return q["bytes"] * _writers(layout) / layout.scenario.hardware.sites[0].storage.write
+    return q["bytes"] * _writers(layout) / layout.scenario.hardware.sites[0].storage.write_bandwidth
 
 
 def _checkpoint_read(layout: Layout, q: Mapping[str, float]) -> float:
-    return q["bytes"] * _writers(layout) / layout.scenario.hardware.sites[0].storage.read
+    return q["bytes"] * _writers(layout) / layout.scenario.hardware.sites[0].storage.read_bandwidth
 
 
 def _writers(layout: Layout) -> int:
     """Ranks of the team on one machine, which share its way to the storage."""
     team = layout.scenario.team(layout.worker.role, layout.worker.work)
     return layout.group([rank.devices[0] for rank in team]).per_machine
+
+
+def _read_bandwidth(layout: Layout) -> float:
+    """Of the storage; where only its write bandwidth is known, that."""
+    storage: Any = layout.scenario.hardware.sites[0].storage
+    return float(getattr(storage, "read", None) or storage.write)
 
 
 def _engine_start(layout: Layout, q: Mapping[str, float]) -> float:
@@ -90,7 +96,7 @@ def _engine_reload(layout: Layout, q: Mapping[str, float]) -> float:
 
 def _load(layout: Layout, q: Mapping[str, float]) -> float:
     """Weights from storage through the host to all devices."""
-    return q["bytes"] / layout.scenario.hardware.sites[0].storage.read + _host_copy(layout, q)
+    return q["bytes"] / layout.scenario.hardware.sites[0].storage.read_bandwidth + _host_copy(layout, q)
 
 
 MOVES: dict[str, Callable[[Layout, Mapping[str, float]], float]] = {

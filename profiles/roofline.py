@@ -69,6 +69,16 @@ class Roofline:
             raise ValueError(f"there is no roofline of the op {op!r}")
         return _OPS[op](layout, quantities)
 
+    def talk(self, worker: Worker, op: str, quantities: Mapping[str, float]) -> float:
+        """Of an engine iteration or a pass, the part that devices of the worker spend on each other."""
+        layout, spread = self.layout(worker), worker.parallelism
+        if op == "engine_step":
+            tokens = quantities["tokens"] / spread.data / spread.pipeline
+            return spread.pipeline * (layer_collectives(layout, tokens) + handing_on(layout, tokens))
+        times = backward_factor(layout) - 1.0 if op == "backward" else 1.0
+        tokens = quantities["tokens"] / spread.context
+        return times * (layer_collectives(layout, tokens) + handing_on(layout, tokens))
+
     def layout(self, worker: Worker) -> Layout:
         """Where a worker stands."""
         if worker.name not in self._layouts:
@@ -113,7 +123,8 @@ def _pass(layout: Layout, q: Mapping[str, float], *, linear: float, attention: f
     flops = peak(layout) * TRAIN_EFFICIENCY * spread.tensor * spread.pipeline * spread.context
     launches = attention * spec.layers * LAYER_PASS_S[layout.device.kind] / spread.pipeline
     work = (linear * q["linear_flops"] + attention * q["attention_flops"]) / flops + launches
-    talk = reductions * (layer_collectives(layout, q["tokens"] / spread.context) + _handing_on(layout, q["tokens"]))
+    tokens = q["tokens"] / spread.context
+    talk = reductions * (layer_collectives(layout, tokens) + handing_on(layout, tokens))
     return work + talk + _gather(layout, work)
 
 
@@ -123,8 +134,13 @@ def _forward(layout: Layout, q: Mapping[str, float]) -> float:
 
 def _backward(layout: Layout, q: Mapping[str, float]) -> float:
     """Twice the products of the forward pass, and once more where activations are recomputed (Narayanan et al. 2021)."""
-    again = 1.0 if layout.scenario.update.recompute == "full" else 0.0
-    return _pass(layout, q, linear=2.0 + again, attention=2.0 + again, reductions=1.0 + again)
+    whole = backward_factor(layout)
+    return _pass(layout, q, linear=whole, attention=whole, reductions=whole - 1.0)
+
+
+def backward_factor(layout: Layout) -> float:
+    """Products of a backward pass over those of its forward pass, all weights trained."""
+    return 3.0 if layout.scenario.update.recompute == "full" else 2.0
 
 
 def _optimizer(layout: Layout, q: Mapping[str, float]) -> float:
@@ -184,10 +200,9 @@ def layer_collectives(layout: Layout, tokens: float) -> float:
     return total / spread.pipeline
 
 
-def _handing_on(layout: Layout, tokens: float) -> float:
-    """Activations of a micro-batch to the next pipeline stage."""
-    spread = layout.worker.parallelism
-    size = tokens / spread.context * layout.spec.hidden * DTYPE_BYTES[layout.activations]
+def handing_on(layout: Layout, tokens: float) -> float:
+    """Activations of `tokens` tokens from a pipeline stage to the next."""
+    size = tokens * layout.spec.hidden * DTYPE_BYTES[layout.activations]
     return collectives.seconds("p2p", size, layout.stages)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lab.errors import InputError
 from profiles.grids import Floats, Grid, filled, line, pivot
 from profiles.kernels import LAUNCH_S, MEMORY_EFFICIENCY, Peaks, prefix_share
 from profiles.readers import silicon
@@ -55,7 +56,8 @@ def _groups(system: str, kind: str, folder: Path | None) -> dict[tuple[Any, ...]
         "generation_attention": ("num_heads", "num_key_value_heads", "head_dim", "window_size", "kv_cache_dtype"),
         "moe": ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "distribution", "moe_dtype"),
         "custom_allreduce": ("num_gpus", "backend"),
-        "nccl": ("op_name", "num_gpus"),
+        "fused_allreduce": ("num_gpus",),
+        "nccl": ("num_gpus", "op_name"),
     }[kind]  # fmt: skip
     frame = pd.DataFrame({name: rows[name] for name in names})
     indices: dict[Any, Any] = dict(frame.groupby(list(names), sort=False).indices)
@@ -196,22 +198,28 @@ class SiliconKernels:
         return moe_seconds(self, dtype, np.asarray(tokens, dtype=float), shape)
 
     def collective(self, op: str, size: ArrayLike, ranks: int, graph: bool = True) -> Floats:
-        """All-reduce as vLLM does it (inside a CUDA graph or not), the others as NCCL; linear in bytes."""
+        """Linear in bytes. All-reduce as vLLM does it, inside a CUDA graph or not; `fused_all_reduce` with the kernels
+        of TensorRT-LLM that FlashInfer has too, or vLLM's where these are quicker; the others as NCCL.
+        """
         if ranks == 1:
             return np.zeros(np.shape(size))
-        kind = "custom_allreduce" if op == "all_reduce" else "nccl"
-        label = (
-            ("vllm_graph" if graph else "vllm_eager") if op == "all_reduce" else op.replace("all_to_all", "alltoall")
-        )
-        sizes, seconds = _messages(self.system, kind, label, self._ranks(kind, label, ranks), self.folder)
-        self._beyond(size, sizes, f"{op} of more bytes")
-        measured = line(sizes, seconds, size)
+        if op == "fused_all_reduce":
+            plain = self.collective("all_reduce", size, ranks, graph)
+            found = _fused(self.system, self.folder)
+            return np.minimum(plain, self._sent("fused_allreduce", "", size, ranks)) if found else plain
+        if op == "all_reduce":
+            return self._sent("custom_allreduce", "vllm_graph" if graph else "vllm_eager", size, ranks)
+        return self._sent("nccl", op.replace("all_to_all", "alltoall"), size, ranks)
+
+    def _sent(self, kind: str, label: str, size: ArrayLike, ranks: int) -> Floats:
         known = self._ranks(kind, label, ranks)
+        sizes, seconds = _messages(self.system, kind, label, known, self.folder)
+        self._beyond(size, sizes, f"{kind} of more bytes")
+        measured = line(sizes, seconds, size)
         return measured if known == ranks else measured * ((ranks - 1) / ranks) / ((known - 1) / known)
 
     def _ranks(self, kind: str, label: str, ranks: int) -> int:
-        place = 1 if kind == "nccl" else 0
-        known = sorted({int(key[place]) for key in _groups(self.system, kind, self.folder) if label in key})
+        known = sorted({int(key[0]) for key in _groups(self.system, kind, self.folder) if key[1:] in ((), (label,))})
         nearest = min(known, key=lambda own: (own < ranks, abs(own - ranks)))
         if nearest != ranks:
             self.notes.add(f"no collective of {ranks} ranks was measured: scaled from {nearest}")
@@ -285,11 +293,21 @@ def _nearest(
     return [(weight, (int(counts[i]), keys), kv_heads / keys) for i, weight in picked]
 
 
+@lru_cache(maxsize=32)
+def _fused(system: str, folder: Path | None) -> bool:
+    """Whether fused all-reduces were measured."""
+    try:
+        silicon.table(system, "fused_allreduce", folder)
+    except InputError:
+        return False
+    return True
+
+
 @lru_cache(maxsize=256)
 def _messages(system: str, kind: str, label: str, ranks: int, folder: Path | None) -> tuple[Floats, Floats]:
     """Bytes and seconds of one collective, never falling; of equal sizes the least time."""
     rows = silicon.table(system, kind, folder)
-    key = (label, ranks) if kind == "nccl" else (ranks, label)
+    key = (ranks, label) if label else (ranks,)
     mine = _groups(system, kind, folder)[key]
     size = silicon.message_bytes(rows, "nccl_dtype" if kind == "nccl" else "allreduce_dtype")[mine]
     sizes, at = np.unique(size, return_inverse=True)

@@ -7,6 +7,7 @@ the package is imported; its Python interface is not used.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -58,6 +59,9 @@ KINDS = {
     "custom_allreduce": Kind(
         "comm/vllm/*/custom_allreduce_perf.parquet", ("allreduce_dtype", "num_gpus", "message_size", "backend")
     ),
+    "fused_allreduce": Kind(
+        "comm/trtllm/*/custom_allreduce_perf.parquet", ("allreduce_dtype", "num_gpus", "message_size")
+    ),
     "nccl": Kind("comm/nccl/*/nccl_perf.parquet", ("op_name", "nccl_dtype", "num_gpus", "message_size")),
 }
 
@@ -107,8 +111,8 @@ def systems() -> tuple[str, ...]:
 
 
 def _release(name: str) -> tuple[int, ...]:
-    """0.24.0 -> (0, 24, 0); what is not a number counts as lowest."""
-    return tuple(int(part) if part.isdigit() else -1 for part in name.split("."))
+    """0.24.0 -> (0, 24, 0) and 1.3.0rc20 -> (1, 3, 0, 20), so that releases can be ordered."""
+    return tuple(int(part) for part in re.findall(r"\d+", name))
 
 
 @lru_cache(maxsize=64)
@@ -222,5 +226,5 @@ def message_bytes(rows: OpTable, dtype: str) -> NDArray[np.float64]:
 
 _QUANTITIES = {
     "gemm": _gemm, "context_attention": _context, "generation_attention": _generation, "moe": _moe,
-    "custom_allreduce": _custom, "nccl": _nccl,
+    "custom_allreduce": _custom, "fused_allreduce": _custom, "nccl": _nccl,
 }  # fmt: skip

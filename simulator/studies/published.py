@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lab.errors import InputError
 from lab.library import devices as library_devices
 from lab.library import models as library_models
-from simulator.studies.accuracy import Row, Rule, ValidationSet
+from simulator.studies.accuracy import LARGE_MISS, Row, Rule, ValidationSet
 from simulator.studies.training import Trainer
 
 if TYPE_CHECKING:
@@ -86,15 +86,26 @@ def cases(path: Path) -> Iterator[Case]:
 def _row(case: Case) -> Row:
     excluded = exclusion(case)
     predicted, assumed = (None, ()) if excluded else prediction(case)
+    measured = float(case["value"])
+    large = predicted is not None and abs(predicted / measured - 1) > LARGE_MISS
     return Row(
         case=case["case_id"],
         quantity=quantity(case),
         predicted=predicted,
-        measured=float(case["value"]),
+        measured=measured,
         unit=case["unit"],
         assumed=assumed,
+        reason=reason(case) if large else "",
         excluded=excluded,
     )
+
+
+def reason(case: Case) -> str:
+    """Why a large miss of this figure happens, where the sources let one see it."""
+    for known in reading()["reasons"]:
+        if re.search(known["cases"], case["case_id"]) and re.search(known["quantity"], quantity(case)):
+            return str(known["reason"])
+    return ""
 
 
 def quantity(case: Case) -> str:

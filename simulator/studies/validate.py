@@ -45,6 +45,7 @@ class Study:
 
 
 SETS: Mapping[str, Study] = {
+    "memory": Study(place="simulator.studies.memory:published_memory", files=("published_cases.csv",)),
     "published-training": Study(
         place="simulator.studies.published:published_training", files=("published_cases.csv",)
     ),

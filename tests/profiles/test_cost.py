@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from lab.load import load, parse
 from lab.scenario import Scenario
 from profiles.cost import CostModel
+from profiles.layout import LINK_EFFICIENCY
 from profiles.profile import OpProfile, Profile, Range, datasheet
 
 BIG = Path("scenarios/ppo-7b-16gpu.yaml").read_text()
@@ -25,7 +26,7 @@ def seconds(text: str, team: tuple[str, str], op: str, quantities: dict[str, flo
 def test_a_ring_moves_its_closed_form_of_bytes() -> None:
     gradients = {"calls": 1, "bytes": 15e9}
     three = seconds(BIG, ("actor", "train"), "grad_sync", gradients)
-    bandwidth, latency = 25e9, 1.5e-6
+    bandwidth, latency = 25e9 * LINK_EFFICIENCY, 2e-6
     assert three == pytest.approx(2 * 2 / 3 * 15e9 / 2 / bandwidth + 4 * latency)
     sharded = BIG.replace("tensor_parallel: 2, zero_stage: 2", "tensor_parallel: 2, zero_stage: 3")
     assert seconds(sharded, ("actor", "train"), "grad_sync", gradients) == pytest.approx(three / 2)

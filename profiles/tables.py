@@ -1,0 +1,95 @@
+"""EngineTables of an engine from what was measured: coefficients of its iterations, or its device's kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from profiles import roofline
+from profiles.iteration import EngineTable
+
+if TYPE_CHECKING:
+    from profiles.kernels import Kernels
+    from profiles.layout import Layout
+    from profiles.profile import OpProfile, Profile
+
+
+def of_fit(layout: Layout, fitted: OpProfile, *, measured: bool) -> EngineTable:
+    """The formula of `engine_step` as a table: every term is linear in what the table's axes count.
+
+    Coefficients are of one device; tensor-parallel devices and threads divide its products, attention and reading.
+    The axes end where the measurements did. `measured`: they were made with this model and dtype.
+    """
+    spec, spread, ranges = layout.spec, layout.worker.parallelism, fitted.ranges
+    c = {name: fitted.coefficients.get(name, 0.0) for name in roofline.ENGINE_TERMS}
+    alone = spread.tensor * spread.pipeline * layout.threads
+    per_token = spec.linear_flops(1.0, head_tokens=0.0) + 2.0 * layout.adapter_parameters
+    per_sequence = spec.linear_flops(0.0, head_tokens=1.0)
+    kept = spec.kv_bytes_per_token(layout.worker.kv_dtype)
+    high = {name: ranges[name].high if name in ranges else 0.0 for name in c}
+    sequences = max(high["sequences"], 1.0)
+    tokens = np.array([0.0, max(high["linear_flops"] / per_token, 1.0)])
+    contexts = np.array([0.0, max(high["kv_bytes"] / kept / sequences, 1.0)])
+    talk = np.array([0.0 if devices_of(layout) == 1 else roofline.engine_talk(layout, float(n)) for n in tokens])
+    return EngineTable(
+        token_grid=tokens,
+        token_seconds=c["linear_flops"] * per_token / alone * tokens + talk,
+        sequence_grid=np.array([0.0, sequences]),
+        sequence_seconds=c["linear_flops"] * per_sequence / alone * np.array([0.0, sequences]),
+        decode_grid=np.array([0.0, sequences]),
+        context_grid=contexts,
+        attention_seconds=np.zeros((1, 1, 2, 2)),
+        step_s=c["each"],
+        sequence_s=c["sequences"],
+        prefill_step_s=c["prefill_steps"],
+        token_context_s=c["attention_flops"] * spec.attention_flops(1.0) / alone,
+        context_read_s=c["kv_bytes"] * kept / alone,
+        measured=measured and alone == 1,
+    )
+
+
+def kernels_of(profile: Profile) -> Kernels | None:
+    """The kernel curves of a profile; None where it has none."""
+    if not getattr(profile, "kernels", None):
+        return None
+    from profiles.compact import CompactKernels
+
+    return CompactKernels(profile)
+
+
+def of_kernels(layout: Layout, kernels: Kernels) -> EngineTable:
+    """Composed from single kernels, with the host's time and what pipeline stages or copies add from the datasheet."""
+    from profiles.kernels import engine_table
+
+    worker, spread = layout.worker, layout.worker.parallelism
+    table = engine_table(
+        layout.spec, worker.dtype, worker.kv_dtype, spread.tensor, kernels, expert_parallel=spread.expert
+    )
+    return table.with_overheads(
+        step_s=roofline.ENGINE_STEP_S[layout.device.kind], sequence_s=roofline.ENGINE_SEQUENCE_S
+    )
+
+
+def devices_of(layout: Layout) -> int:
+    return len(layout.worker.devices)
+
+
+def pipelined(layout: Layout, table: EngineTable) -> EngineTable:
+    """A table of one stage that holds all layers, for p stages: a round of p batches (`profiles.engine_roofline`)."""
+    p = layout.worker.parallelism.pipeline
+    if p == 1:
+        return table
+    hops = np.array([p * roofline.handing_on(layout, float(n)) for n in table.token_grid])
+    return replace(
+        table,
+        token_grid=table.token_grid * p,
+        token_seconds=table.token_seconds + hops,
+        sequence_grid=table.sequence_grid * p,
+        sequence_seconds=table.sequence_seconds * p,
+        attention_seconds=table.attention_seconds / p,
+        capture_sizes=table.capture_sizes * p,
+        step_s=table.step_s * p,
+        measured=False,
+    )
