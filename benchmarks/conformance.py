@@ -103,6 +103,11 @@ def compare(kind: str, seeds: Iterable[int], **changed: Any) -> Iterator[Case]:
             )  # fmt: skip
 
 
+def collect(kind: str, seeds: Iterable[int], changed: dict[str, Any]) -> list[Case]:
+    """`compare` at once, for another process."""
+    return list(compare(kind, seeds, **changed))
+
+
 def reference(kind: str, folder: Path) -> Reference:
     """vLLM's side: from a workload to its trace. A network is written to `folder`."""
     from executor.network import build_actor, save

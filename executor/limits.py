@@ -19,6 +19,14 @@ BLOCK_MULTIPLE = 32
 MAX_POSITIONS = 4096
 """tokens of the longest sequence that the networks are built for"""
 
+SPREADS = {
+    "tensor_parallel": "tensor parallelism",
+    "pipeline_parallel": "pipeline parallelism",
+    "context_parallel": "context parallelism",
+    "expert_parallel": "expert parallelism",
+}
+"""ways to spread one worker over devices, by key"""
+
 
 def refuse(scenario: Scenario) -> None:
     """Raises InputError naming the first key that this executor cannot honour on this machine."""
@@ -62,10 +70,15 @@ def _models(scenario: Scenario) -> Iterator[Refusal]:
     roles = [role for role in scenario.algorithm.roles if role != "reward" or _reward_model(scenario)]
     for role in roles:
         model, start = scenario.model(role), origin(scenario, role)
+        if model.lora is not None:
+            yield f"models.{role}.lora", "adapters are not executed yet", "remove it to train all weights"
         if model.dtype != "float32":
             yield f"models.{role}.dtype", f"{model.dtype} is not executed on a CPU", "set `dtype: float32`"
         if start.weights != "random" and not (Path(start.weights) / "config.json").is_file():
             yield f"models.{role}.weights", f"{start.weights} has no config.json", "name a Hugging Face folder"
+        if features := _unbuilt(start.spec):
+            problem = f"networks with {', '.join(features)} are not executed"
+            yield f"models.{role}.arch", problem, "choose a Llama or Qwen2.5 shape, for example tiny-llama"
         if start.spec.vocabulary < len(IDS):
             problem = f"a vocabulary of {start.spec.vocabulary} is smaller than the tokenizer's {len(IDS)}"
             yield f"models.{role}.arch", problem, "choose a larger one, for example tiny-llama"
@@ -86,14 +99,35 @@ def _unbuilt(spec: ModelSpec) -> list[str]:
     return [name for name, default in own.items() if name not in built and getattr(spec, name) != default]
 
 
+def _unbuilt(spec: ModelSpec) -> list[str]:
+    """What of an architecture `executor.network` does not build."""
+    features = {
+        "routed experts": spec.moe is not None,
+        "latent attention": spec.mla is not None,
+        "windowed layers": spec.window_layers > 0,
+        "an ungated MLP": not spec.gated,
+        "learned positions": spec.learned_positions > 0,
+        "norms of queries and keys": spec.qk_norm,
+        "attention sinks": spec.attention_sinks,
+        "more than two norms in a layer": spec.norms_per_layer != 2,
+        "biases beyond q, k and v": spec.output_bias or spec.mlp_bias or spec.norm_bias,
+    }
+    return [name for name, present in features.items() if present]
+
+
 def _placements(scenario: Scenario) -> Iterator[Refusal]:
     place = scenario.place
     parts = [(f"actor.generate[{i}]", part) for i, part in enumerate(place.actor_generate)]
     named = {"actor.train": place.actor_train, "critic.train": place.critic_train}
     scores = {"reference.score": place.reference_score, "reward.score": place.reward_score}
+    for key, engine in parts:
+        if engine.data_parallel > 1:
+            yield f"place.{key}.data_parallel", "copies inside an engine are not executed on a CPU", "use `engines`"
     for key, part in [*parts, *named.items(), *scores.items()]:
-        if part is not None and part.tensor_parallel > 1:
-            yield f"place.{key}.tensor_parallel", "tensor parallelism is not executed on a CPU", "set it to 1"
+        for name, what in SPREADS.items() if part is not None else ():
+            if getattr(part, name, 1) > 1:
+                yield f"place.{key}.{name}", f"{what} is not executed on a CPU", "set it to 1"
+        yield from _dtypes(f"place.{key}", part)
         if part is not None and part.threads > (cores := len(os.sched_getaffinity(0))):
             yield (
                 f"place.{key}.threads",
@@ -103,6 +137,12 @@ def _placements(scenario: Scenario) -> Iterator[Refusal]:
     for key, train in named.items():
         if train is not None and train.offload != "none":
             yield f"place.{key}.offload", "a CPU has no other memory to offload to", "set `offload: none`"
+
+
+def _dtypes(key: str, part: object) -> Iterator[Refusal]:
+    for name in ("dtype", "kv_dtype"):
+        if (dtype := getattr(part, name, None)) not in (None, "float32"):
+            yield f"{key}.{name}", f"{dtype} is not executed on a CPU", f"remove it, or set `{name}: float32`"
 
 
 def _engine(scenario: Scenario) -> Iterator[Refusal]:

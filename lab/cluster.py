@@ -13,7 +13,6 @@ from lab.library import Tier, device, devices, link, tier
 from lab.records import Record
 from lab.units import BytesPerSecond
 
-
 RESUMED: JsonDict = {"effect": "resume"}
 DEFAULT_WRITE = 1e9
 """bytes per second where a scenario says nothing of its storage: about a 10 GbE file server"""

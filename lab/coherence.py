@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lab.library import device
+from lab.placement import Generate, Role, Score, Train
 
 if TYPE_CHECKING:
+    from lab.model import ModelSpec
     from lab.scenario import Scenario
 
 
@@ -21,7 +24,7 @@ class Incoherent(ValueError):
 
 def check(scenario: Scenario) -> None:
     """Raises Incoherent for the first rule that does not hold."""
-    for rule in (_models, _pools, _placements, _sharing, _batches, _lengths):
+    for rule in (_models, _pools, _placements, _adapters, _parallel, _sharing, _batches, _lengths):
         rule(scenario)
 
 
@@ -87,6 +90,58 @@ def _placements(scenario: Scenario) -> None:
     for key, pool in parts:
         if pool not in scenario.pools:
             raise Incoherent(f"{key}.pool", f"there is no pool {pool!r}", f"the pools are {', '.join(scenario.pools)}")
+
+
+def _adapters(scenario: Scenario) -> None:
+    for role in ("reference", "reward"):
+        model = getattr(scenario.models, role)
+        if model is not None and model.lora is not None:
+            problem = f"the {role} is not trained, so it has no adapters"
+            raise Incoherent(f"models.{role}.lora", problem, "remove it, or set it at the actor or the critic")
+
+
+def _parallel(scenario: Scenario) -> None:
+    """What is cut into equal parts must divide."""
+    place, roles = scenario.place, scenario.algorithm.roles
+    parts: list[tuple[str, Role, Generate | Train | Score]] = [
+        (f"actor.generate[{i}]", "actor", part) for i, part in enumerate(place.actor_generate)
+    ]
+    parts.append(("actor.train", "actor", place.actor_train))
+    if place.critic_train is not None and "critic" in roles:
+        parts.append(("critic.train", "critic", place.critic_train))
+    if place.reference_score is not None and "reference" in roles:
+        parts.append(("reference.score", "reference", place.reference_score))
+    if place.reward_score.kind == "model":
+        parts.append(("reward.score", "reward", place.reward_score))
+    for key, role, part in parts:
+        for name, problem, remedy in _indivisible(scenario.spec(role), part):
+            raise Incoherent(f"place.{key}.{name}", problem, remedy)
+
+
+def _indivisible(spec: ModelSpec, part: Generate | Train | Score) -> Iterator[tuple[str, str, str]]:
+    """Keys of a placement that do not divide what they cut, with problem and remedy."""
+    spread = part.parallelism
+    if spec.heads % spread.tensor:
+        yield "tensor_parallel", f"{spread.tensor} does not divide the {spec.heads} heads", "use a divisor"
+    if spec.layers % spread.pipeline:
+        yield "pipeline_parallel", f"{spread.pipeline} does not divide the {spec.layers} layers", "use a divisor"
+    if spread.data > 1 and spec.moe is None:
+        yield "data_parallel", "copies inside one engine share experts, and the model has none", "use more `engines`"
+    if isinstance(part, Train) and part.zero_stage >= 2 and spread.pipeline > 1:
+        yield "zero_stage", "gradients cannot be sharded while a pipeline still adds to them", "set it to 0 or 1"
+    if spread.expert == 1:
+        return
+    ranks = part.data_parallel * spread.context if isinstance(part, Train) else spread.tensor * spread.data
+    if spec.moe is None:
+        yield "expert_parallel", "the model has no experts", "set it to 1"
+    elif ranks % spread.expert:
+        yield (
+            "expert_parallel",
+            f"{spread.expert} does not divide the {ranks} ranks that may share experts",
+            "use a divisor",
+        )
+    elif spec.moe.num_experts % spread.expert:
+        yield "expert_parallel", f"{spread.expert} does not divide {spec.moe.num_experts} experts", "use a divisor"
 
 
 def _sharing(scenario: Scenario) -> None:

@@ -63,8 +63,7 @@ def token_seconds(layout: Layout, tokens: float) -> float:
         share = 1 / (spread.tensor * spread.data)
         read = hit * spec.expert_parameters * DTYPE_BYTES[dtype] * share
         total += _products(layout, routed * share, batch * spread.data, read)
-    talk = roofline.layer_collectives(layout, batch) + roofline.handing_on(layout, batch)
-    return total + spread.pipeline * talk
+    return total + roofline.engine_talk(layout, tokens)
 
 
 def sequence_seconds(layout: Layout, sequences: float) -> float:

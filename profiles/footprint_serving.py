@@ -42,7 +42,8 @@ class Serving:
     dtype: str = "bfloat16"
     kv_dtype: str | None = None
     tensor: int = 1
-    expert: int = 1
+    pipeline: int = 1
+    data: int = 1
     adapter: float | None = None
     device_kind: str = "gpu"
 
@@ -50,7 +51,8 @@ class Serving:
     def block_bytes(self) -> float:
         """One KV block on one device; latent attention is not divided by tensor parallelism, and a head is not split."""
         whole = self.block_tokens * self.spec.kv_bytes_per_token(self.kv_dtype or wide(self.dtype))
-        return whole if self.spec.mla else whole / min(self.tensor, self.spec.kv_heads)
+        each = whole / self.pipeline
+        return each if self.spec.mla else each / min(self.tensor, self.spec.kv_heads)
 
     @property
     def blocks(self) -> int:
@@ -60,7 +62,7 @@ class Serving:
         """
         if self.kv_bytes is not None:
             # A size given for the engine is divided over its ranks.
-            return max(1, int(self.kv_bytes // (self.block_bytes * self.tensor)))
+            return max(1, int(self.kv_bytes // (self.block_bytes * self.tensor * self.pipeline * self.data)))
         left = self.fraction * self.capacity_bytes - sum(_beside(self).values())
         return max(1, int(left // self.block_bytes))
 
@@ -73,13 +75,13 @@ def serving(engine: Serving) -> Footprint:
 def _beside(engine: Serving) -> dict[str, float]:
     """Everything but the KV cache."""
     spec, t = engine.spec, engine.tensor
-    found = {"weights": weight_bytes(spec, engine.dtype, tensor=t, expert=engine.expert)}
+    found = {"weights": weight_bytes(spec, engine.dtype, tensor=t, pipeline=engine.pipeline, expert=engine.data)}
     if engine.adapter is not None:
-        found["adapters"] = engine.adapter / t * size_of(wide(engine.dtype))
+        found["adapters"] = engine.adapter / (t * engine.pipeline) * size_of(wide(engine.dtype))
     found["activations"] = engine.max_num_batched_tokens * forward_width(spec, t) * size_of(wide(engine.dtype))
     narrow = size_of(wide(engine.dtype)) if size_of(wide(engine.dtype)) < 4 else 0.0
     found["logits"] = engine.max_num_seqs * spec.vocabulary * (narrow + ENGINE_LOGIT_BYTES)
-    return found | overhead(engine.device_kind, 1 if t > 1 else 0)
+    return found | overhead(engine.device_kind, 1 if t * engine.pipeline * engine.data > 1 else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +121,11 @@ def wide(dtype: str) -> str:
     return "bfloat16" if dtype in ("int8", "fp8") else dtype
 
 
-def weight_bytes(spec: ModelSpec, dtype: str, *, tensor: int = 1, expert: int = 1) -> float:
+def weight_bytes(spec: ModelSpec, dtype: str, *, tensor: int = 1, pipeline: int = 1, expert: int = 1) -> float:
     """Of a model on one device; 8-bit weights leave embeddings, head and norms in bfloat16."""
     matrices = spec.matrix_parameters
     rest = spec.parameters - matrices
-    share = device_parameters(spec, tensor=tensor, expert=expert) / spec.parameters
+    share = device_parameters(spec, tensor=tensor, pipeline=pipeline, expert=expert) / spec.parameters
     return share * (matrices * size_of(dtype) + rest * size_of(wide(dtype)))
 
 

@@ -22,6 +22,7 @@ from profiles.footprint import (
     size_of,
 )
 from profiles.footprint_layers import Recompute, Widths, input_width, per_layer, widths
+from profiles.footprint_serving import weight_bytes, wide
 
 BUCKET_NUMBERS = 5e8
 """reduce_bucket_size and allgather_bucket_size, DeepSpeed's defaults (configuration reference, ZeRO)."""
@@ -102,9 +103,26 @@ class Training:
         """Parameters with gradients and optimizer states on this device, before ZeRO divides them."""
         return self.parameters if self.adapter is None else self.adapter / (self.tensor * self.pipeline)
 
-    def share(self, stage: int) -> float:
-        """What remains of a state that ZeRO divides from `stage` on."""
-        return 1.0 / self.data if self.zero_stage >= stage else 1.0
+    @property
+    def sends_gradients(self) -> bool:
+        """Whether gradients leave the device bucket by bucket, as ZeRO-Offload does from stage 2 on (Ren et al. 2021)."""
+        return self.offload != "none" and self.zero_stage >= 2
+
+    @property
+    def ranks(self) -> int:
+        """Over which ZeRO divides: context-parallel ranks hold the same weights too."""
+        return self.data * self.context
+
+    def left(self, stage: int, *, trained: bool) -> float:
+        """Numbers that remain here of a state which ZeRO divides from `stage` on.
+
+        Experts that are already spread over some of the ranks are divided over the others only.
+        """
+        share = 1.0 / self.ranks if self.zero_stage >= stage else 1.0
+        if trained and self.adapter is not None:
+            return self.trained * share
+        experts = self.spec.expert_parameters / (self.tensor * self.pipeline * self.expert)
+        return (self.parameters - experts) * share + experts * min(1.0, share * self.expert)
 
 
 def footprint(training: Training) -> Footprint:
@@ -115,30 +133,31 @@ def footprint(training: Training) -> Footprint:
     t = training
     instants = {"logits": _logits(t), "layer": _layer(t), "optimizer": _step(t)}
     return Footprint(
-        resident=_states(t) | overhead(t.device_kind, 1 if t.data * t.tensor * t.pipeline > 1 else 0),
+        resident=_states(t) | overhead(t.device_kind, 1 if t.ranks * t.tensor * t.pipeline > 1 else 0),
         instants={name: fragmented(found, t.fragmentation) for name, found in instants.items()},
     )
 
 
 def _states(t: Training) -> dict[str, float]:
     stored = size_of(t.persistent)
-    weights = 0.0 if t.offload == "all" else t.parameters * stored * t.share(3)
-    found = {"weights": weights}
+    quantised = weight_bytes(t.spec, t.persistent) / (t.spec.parameters * stored)  # embeddings stay wide
+    found = {"weights": 0.0 if t.offload == "all" else t.left(3, trained=False) * stored * quantised}
     if t.adapter is not None:
-        found["adapters"] = t.adapters * t.trained * stored * t.share(3)
-    found["gradients"] = t.trained * size_of(t.gradients or t.persistent) * t.share(2)
-    here = 0.0 if t.offload in ("optimizer", "all") else t.trained * t.share(1)
+        found["adapters"] = t.adapters * t.left(3, trained=True) * size_of(wide(t.persistent))
+    found["gradients"] = (
+        0.0 if t.sends_gradients else t.left(2, trained=True) * size_of(t.gradients or wide(t.persistent))
+    )
+    here = 0.0 if t.offload in ("optimizer", "all") else t.left(1, trained=True)
     found["optimizer states"] = here * t.moments_bytes
     found["fp32 masters"] = here * 4.0 if t.masters and t.persistent != "float32" else 0.0
-    ranks = t.data > 1 and t.zero_stage < 3
-    if t.buckets and ranks:
+    if t.buckets and ((t.ranks > 1 and t.zero_stage < 3) or t.sends_gradients):
         found["communication buckets"] = 2 * min(t.trained, BUCKET_NUMBERS) * size_of(t.dtype)
     return found
 
 
 def _gathers(t: Training) -> bool:
     """Whether weights are brought together, or into another dtype, layer by layer."""
-    return t.offload == "all" or (t.zero_stage == 3 and (t.data > 1 or t.persistent != t.dtype))
+    return t.offload == "all" or (t.zero_stage == 3 and (t.ranks > 1 or t.persistent != t.dtype))
 
 
 def _gathered(t: Training, layers: int) -> float:
@@ -215,5 +234,5 @@ def _layer(t: Training) -> dict[str, float]:
 
 
 def _step(t: Training) -> dict[str, float]:
-    here = 0.0 if t.offload in ("optimizer", "all") else t.trained * t.share(1)
+    here = 0.0 if t.offload in ("optimizer", "all") else t.left(1, trained=True)
     return {"optimizer temporaries": here * FOREACH_BYTES}

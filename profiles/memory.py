@@ -1,91 +1,179 @@
-"""Will it fit? Peak bytes of every pool's fullest device, first version.
+"""Will it fit? What lies on the devices of every pool of a scenario, by worker and consumer.
 
-Training: weights and gradients in the model's dtype, fp32 weights and two moments for Adam (12 bytes a parameter),
-divided as ZeRO 1, 2, 3 do (Rajbhandari et al. 2020); activations s·b·h·34 bytes per layer without recomputation,
-only the layer inputs with it (Korthikanti et al. 2022), and the fp32 logits of one micro-batch.
+Workers that are loaded together add up, each with its own peak: their allocators keep what they once needed. Workers
+that take a pool in time slices, one loaded at a time, need the largest of them only.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from lab.library import Device
 from lab.library import device as library_device
-from lab.model import DTYPE_BYTES
-from lab.placement import Train, Worker
+from lab.placement import Worker
 from lab.scenario import Scenario
+from profiles.footprint import Footprint
+from profiles.footprint_serving import Scoring, Serving, scoring, serving, wide
+from profiles.footprint_training import LIVE_NUMBERS, MOMENTS_BYTES, Training, footprint
 
-ADAM_STATE_BYTES = 12.0
-ACTIVATION_BYTES = 34.0
+ADAM_STATE_BYTES = MOMENTS_BYTES + 4.0
+"""Adam's two moments and the fp32 masters, per parameter (Rajbhandari et al. 2020)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolMemory:
+    """The fullest device of a pool.
+
+    Attributes:
+        workers: what each worker on it holds there, by the worker's name.
+        short: what an engine on the pool cannot hold, in words; empty where every engine holds the longest sequence.
+    """
+
+    pool: str
+    device: str
+    capacity_bytes: float
+    how: str
+    workers: Mapping[str, Footprint]
+    short: str = ""
+
+    @cached_property
+    def sum_bytes(self) -> float:
+        """With every worker loaded at once."""
+        return sum(found.peak_bytes for found in self.workers.values())
+
+    @cached_property
+    def largest_bytes(self) -> float:
+        """With one worker loaded at a time."""
+        return max((found.peak_bytes for found in self.workers.values()), default=0.0)
+
+    @property
+    def peak_bytes(self) -> float:
+        return self.largest_bytes if self.how == "time_sliced" else self.sum_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_bytes <= self.capacity_bytes and not self.short
+
+    @property
+    def consumers(self) -> list[tuple[str, str, float]]:
+        """Worker, consumer and bytes at the peak, the largest first."""
+        found = [(name, what, size) for name, held in self.workers.items() for what, size in held.consumers.items()]
+        return sorted(found, key=lambda row: -row[2])
+
+
+def pools(scenario: Scenario) -> dict[str, PoolMemory]:
+    """By pool: its fullest device and what lies there."""
+    held: dict[str, dict[str, Footprint]] = {}
+    alike: dict[tuple[Any, ...], Footprint] = {}
+    short: dict[str, str] = {}
+    for worker in scenario.workers.values():
+        kind = scenario.hardware.node_of(worker.devices[0]).device
+        key = (worker.role, worker.work, worker.parallelism, worker.dtype, worker.kv_dtype, kind)
+        found = alike[key] if key in alike else alike.setdefault(key, worker_footprint(scenario, worker))
+        for device in dict.fromkeys(worker.devices):
+            held.setdefault(device, {})[worker.name] = found
+        if worker.work == "generate" and worker.pool not in short:
+            short[worker.pool] = _short(scenario, worker)
+    return {
+        pool: _fullest(scenario, pool, devices, held, short.get(pool, "")) for pool, devices in scenario.devices.items()
+    }
 
 
 def peaks(scenario: Scenario) -> dict[str, dict[str, Any]]:
     """By pool: peak_bytes of its fullest device, capacity_bytes of one device, and whether that fits."""
-    used: dict[str, float] = defaultdict(float)
-    for worker in scenario.workers.values():
-        for device in worker.devices:
-            used[device] += device_bytes(scenario, worker)
-    found = {}
-    for pool, devices in scenario.devices.items():
-        capacity = library_device(scenario.hardware.node_of(devices[0]).device).memory_bytes
-        peak = max(used[device] for device in devices)
-        found[pool] = {"peak_bytes": peak, "capacity_bytes": capacity, "fits": peak <= capacity}
-    return found
+    return {
+        name: {"peak_bytes": pool.peak_bytes, "capacity_bytes": pool.capacity_bytes, "fits": pool.fits}
+        for name, pool in pools(scenario).items()
+    }
 
 
 def device_bytes(scenario: Scenario, worker: Worker) -> float:
     """Peak bytes that one worker needs on each of its devices."""
-    if worker.role == "reward" and scenario.place.reward_score.kind == "function":
-        return 0.0
-    if worker.work == "train":
-        return _training(scenario, worker)
-    weights = scenario.spec(worker.role).weight_bytes(scenario.model(worker.role).dtype) / len(worker.devices)
-    if worker.work == "generate":
-        return weights + kv_bytes(scenario, worker) / len(worker.devices)
-    return weights + _logits(scenario, worker)
+    return worker_footprint(scenario, worker).peak_bytes
 
 
 def kv_bytes(scenario: Scenario, worker: Worker) -> float:
-    """Bytes of an engine's KV cache, over all its devices; at least one block."""
-    rollout, spec, dtype = scenario.rollout, scenario.spec("actor"), scenario.model("actor").dtype
-    block = rollout.block_tokens * spec.kv_bytes_per_token(dtype)
-    if rollout.kv_bytes is not None:
-        return max(rollout.kv_bytes, block)
-    capacity = library_device(scenario.hardware.node_of(worker.devices[0]).device).memory_bytes
-    usable = rollout.kv_memory_fraction * capacity * len(worker.devices)
-    return max(usable - spec.weight_bytes(dtype) - _logits(scenario, worker) * len(worker.devices), block)
+    """Bytes of an engine's KV cache on one of its devices, in whole blocks; at least one block."""
+    engine = _engine(scenario, worker)
+    return engine.blocks * engine.block_bytes
 
 
 def kv_blocks(scenario: Scenario, worker: Worker) -> int:
-    """Blocks of `rollout.block_tokens` tokens in an engine's KV cache."""
-    per_token = scenario.spec("actor").kv_bytes_per_token(scenario.model("actor").dtype)
-    return int(kv_bytes(scenario, worker) // (per_token * scenario.rollout.block_tokens))
+    """Blocks of an engine's KV cache as the engine counts them, with the one that it keeps for itself."""
+    return _engine(scenario, worker).blocks
 
 
-def _training(scenario: Scenario, worker: Worker) -> float:
-    place = scenario.place
-    train: Train = place.critic_train if worker.role == "critic" and place.critic_train else place.actor_train
-    spec, size = scenario.spec(worker.role), DTYPE_BYTES[scenario.model(worker.role).dtype]
-    parameters, ranks, stage = spec.parameters / len(worker.devices), train.data_parallel, train.zero_stage
-    weights = parameters * size / (ranks if stage == 3 else 1)
-    gradients = parameters * size / (ranks if stage >= 2 else 1)
-    states = 0.0 if train.offload == "optimizer" else parameters * ADAM_STATE_BYTES / (ranks if stage >= 1 else 1)
-    return weights + gradients + states + _activations(scenario, worker) + _logits(scenario, worker)
+def worker_footprint(scenario: Scenario, worker: Worker) -> Footprint:
+    """What a worker holds on each of its devices. A reward function holds nothing."""
+    if worker.role == "reward" and scenario.place.reward_score.kind == "function":
+        return Footprint(resident={})
+    if worker.work == "generate":
+        return serving(_engine(scenario, worker))
+    if worker.work == "train":
+        return footprint(_training(scenario, worker))
+    return scoring(_scoring(scenario, worker))
 
 
-def _activations(scenario: Scenario, worker: Worker) -> float:
-    """Of one micro-batch; one layer's own activations stay alive while it is recomputed."""
-    spec, tokens = scenario.spec(worker.role), scenario.update.microbatch_tokens
-    size = DTYPE_BYTES[scenario.model(worker.role).dtype] / 2
-    layer = ACTIVATION_BYTES * tokens * spec.hidden * size / len(worker.devices)
-    if scenario.update.recompute == "full":
-        return layer + 2 * size * tokens * spec.hidden * spec.layers
-    return layer * spec.layers
+def _fullest(
+    scenario: Scenario, pool: str, devices: tuple[str, ...], held: Mapping[str, Mapping[str, Footprint]], short: str
+) -> PoolMemory:
+    sharing = scenario.sharing.get(pool)
+    found = [
+        PoolMemory(
+            pool=pool, device=device, capacity_bytes=_device(scenario, device).memory_bytes,
+            how=sharing.how if sharing else "exclusive", workers=held.get(device, {}), short=short,
+        )
+        for device in devices
+    ]  # fmt: skip
+    return max(found, key=lambda one: one.peak_bytes)
 
 
-def _logits(scenario: Scenario, worker: Worker) -> float:
-    """fp32 logits of what passes the LM head at once; a critic's or reward's head has one output."""
-    if worker.role in ("critic", "reward"):
-        return 0.0
-    tokens = scenario.update.microbatch_tokens if worker.work != "generate" else scenario.rollout.max_num_seqs
-    return 4.0 * tokens * scenario.spec(worker.role).vocabulary / len(worker.devices)
+def _device(scenario: Scenario, device: str) -> Device:
+    return library_device(scenario.hardware.node_of(device).device)
+
+
+def _engine(scenario: Scenario, worker: Worker) -> Serving:
+    rollout, spread, device = scenario.rollout, worker.parallelism, _device(scenario, worker.devices[0])
+    lora = scenario.model("actor").lora
+    spec = scenario.spec("actor")
+    return Serving(
+        spec=spec, dtype=worker.dtype, kv_dtype=wide(worker.kv_dtype) if worker.kv_dtype == "int8" else worker.kv_dtype,
+        capacity_bytes=device.memory_bytes, device_kind=device.kind,
+        fraction=rollout.kv_memory_fraction, kv_bytes=rollout.kv_bytes, block_tokens=rollout.block_tokens,
+        max_num_seqs=rollout.max_num_seqs, max_num_batched_tokens=rollout.max_num_batched_tokens,
+        tensor=spread.tensor, pipeline=spread.pipeline, data=spread.data,
+        adapter=float(lora.parameters(spec)) if lora else None,
+    )  # fmt: skip
+
+
+def _training(scenario: Scenario, worker: Worker) -> Training:
+    """DeepSpeed's trainer: weights in their dtype, fp32 masters beside narrower ones, default buckets."""
+    train, spread, lora = scenario.train(worker.role), worker.parallelism, scenario.model(worker.role).lora
+    spec = scenario.spec(worker.role)
+    return Training(
+        spec=spec, tokens=float(scenario.update.microbatch_tokens), dtype=wide(worker.dtype), stored=worker.dtype,
+        data=train.data_parallel, tensor=spread.tensor, pipeline=spread.pipeline, context=spread.context,
+        expert=spread.expert, zero_stage=train.zero_stage, offload=train.offload, recompute=scenario.update.recompute,
+        adapter=float(lora.parameters(spec)) if lora else None, outputs=1 if worker.role == "critic" else None,
+        gathered=LIVE_NUMBERS, buckets=True, device_kind=_device(scenario, worker.devices[0]).kind,
+    )  # fmt: skip
+
+
+def _scoring(scenario: Scenario, worker: Worker) -> Scoring:
+    place = scenario.place.reward_score if worker.role == "reward" else scenario.place.reference_score
+    assert place is not None, "refused by lab.coherence"
+    tokens = min(scenario.update.microbatch_tokens, place.max_batch_samples * scenario.workload.max_sequence_tokens)
+    return Scoring(
+        spec=scenario.spec(worker.role), tokens=float(tokens), dtype=worker.dtype, tensor=worker.parallelism.tensor,
+        outputs=1 if worker.role == "reward" else None, device_kind=_device(scenario, worker.devices[0]).kind,
+    )  # fmt: skip
+
+
+def _short(scenario: Scenario, worker: Worker) -> str:
+    """Words where the longest sequence needs more blocks than an engine has beside the one it keeps for itself."""
+    engine, longest = _engine(scenario, worker), scenario.workload.max_sequence_tokens
+    holds = (engine.blocks - 1) * engine.block_tokens
+    return "" if holds >= longest else f"{worker.name} holds {holds} tokens of KV, the longest sequence has {longest}"

@@ -73,8 +73,7 @@ class Roofline:
         """Of an engine iteration or a pass, the part that devices of the worker spend on each other."""
         layout, spread = self.layout(worker), worker.parallelism
         if op == "engine_step":
-            tokens = quantities["tokens"] / spread.data / spread.pipeline
-            return spread.pipeline * (layer_collectives(layout, tokens) + handing_on(layout, tokens))
+            return engine_talk(layout, quantities["tokens"] / spread.data)
         times = backward_factor(layout) - 1.0 if op == "backward" else 1.0
         tokens = quantities["tokens"] / spread.context
         return times * (layer_collectives(layout, tokens) + handing_on(layout, tokens))
@@ -190,14 +189,27 @@ def layer_collectives(layout: Layout, tokens: float) -> float:
     width = DTYPE_BYTES[layout.activations]
     row = tokens * spec.hidden * width
     total = 2 * spec.layers * collectives.seconds("all_reduce", row, layout.tensor)
-    if spec.moe is not None and spread.expert > 1:
-        sent = row * spec.moe.experts_per_token / spread.tensor
-        total += 2 * spec.moe_layers * collectives.seconds("all_to_all", sent, layout.experts)
+    total += expert_seconds(layout, tokens)
     if spread.context > 1:
         cached = spec.kv_bytes_per_token(layout.activations) / spec.layers
         whole = tokens * spread.context * cached / spread.tensor
         total += spec.layers * collectives.seconds("all_gather", whole, layout.context)
     return total / spread.pipeline
+
+
+def expert_seconds(layout: Layout, tokens: float) -> float:
+    """Tokens of all layers on their way to their experts and back, each tensor rank with its part of them."""
+    spec, spread = layout.spec, layout.worker.parallelism
+    if spec.moe is None or spread.expert == 1:
+        return 0.0
+    sent = tokens * spec.hidden * DTYPE_BYTES[layout.activations] * spec.moe.experts_per_token / spread.tensor
+    return 2 * spec.moe_layers * collectives.seconds("all_to_all", sent, layout.experts)
+
+
+def engine_talk(layout: Layout, tokens: float) -> float:
+    """What the devices of one copy of an engine spend on each other in an iteration of `tokens` tokens."""
+    stages = layout.worker.parallelism.pipeline
+    return stages * (layer_collectives(layout, tokens / stages) + handing_on(layout, tokens / stages))
 
 
 def handing_on(layout: Layout, tokens: float) -> float:

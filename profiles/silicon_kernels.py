@@ -56,7 +56,7 @@ def _groups(system: str, kind: str, folder: Path | None) -> dict[tuple[Any, ...]
         "generation_attention": ("num_heads", "num_key_value_heads", "head_dim", "window_size", "kv_cache_dtype"),
         "moe": ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "distribution", "moe_dtype"),
         "custom_allreduce": ("num_gpus", "backend"),
-        "fused_allreduce": ("num_gpus",),
+        "fused_allreduce": ("num_gpus", "allreduce_dtype"),
         "nccl": ("num_gpus", "op_name"),
     }[kind]  # fmt: skip
     frame = pd.DataFrame({name: rows[name] for name in names})
@@ -206,7 +206,7 @@ class SiliconKernels:
         if op == "fused_all_reduce":
             plain = self.collective("all_reduce", size, ranks, graph)
             found = _fused(self.system, self.folder)
-            return np.minimum(plain, self._sent("fused_allreduce", "", size, ranks)) if found else plain
+            return np.minimum(plain, self._sent("fused_allreduce", "bfloat16", size, ranks)) if found else plain
         if op == "all_reduce":
             return self._sent("custom_allreduce", "vllm_graph" if graph else "vllm_eager", size, ranks)
         return self._sent("nccl", op.replace("all_to_all", "alltoall"), size, ranks)
@@ -219,7 +219,7 @@ class SiliconKernels:
         return measured if known == ranks else measured * ((ranks - 1) / ranks) / ((known - 1) / known)
 
     def _ranks(self, kind: str, label: str, ranks: int) -> int:
-        known = sorted({int(key[0]) for key in _groups(self.system, kind, self.folder) if key[1:] in ((), (label,))})
+        known = sorted({int(key[0]) for key in _groups(self.system, kind, self.folder) if key[1] == label})
         nearest = min(known, key=lambda own: (own < ranks, abs(own - ranks)))
         if nearest != ranks:
             self.notes.add(f"no collective of {ranks} ranks was measured: scaled from {nearest}")
@@ -307,8 +307,7 @@ def _fused(system: str, folder: Path | None) -> bool:
 def _messages(system: str, kind: str, label: str, ranks: int, folder: Path | None) -> tuple[Floats, Floats]:
     """Bytes and seconds of one collective, never falling; of equal sizes the least time."""
     rows = silicon.table(system, kind, folder)
-    key = (ranks, label) if label else (ranks,)
-    mine = _groups(system, kind, folder)[key]
+    mine = _groups(system, kind, folder)[(ranks, label)]
     size = silicon.message_bytes(rows, "nccl_dtype" if kind == "nccl" else "allreduce_dtype")[mine]
     sizes, at = np.unique(size, return_inverse=True)
     least = np.full(len(sizes), np.inf)

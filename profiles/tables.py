@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiles import roofline
+from profiles.formula import FORMULAS
 from profiles.iteration import EngineTable
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def of_fit(layout: Layout, fitted: OpProfile, *, measured: bool) -> EngineTable:
     The axes end where the measurements did. `measured`: they were made with this model and dtype.
     """
     spec, spread, ranges = layout.spec, layout.worker.parallelism, fitted.ranges
-    c = {name: fitted.coefficients.get(name, 0.0) for name in roofline.ENGINE_TERMS}
+    c = {name: fitted.coefficients.get(name, 0.0) for name in FORMULAS["engine_step"]}
     alone = spread.tensor * spread.pipeline * layout.threads
     per_token = spec.linear_flops(1.0, head_tokens=0.0) + 2.0 * layout.adapter_parameters
     per_sequence = spec.linear_flops(0.0, head_tokens=1.0)
@@ -32,7 +33,7 @@ def of_fit(layout: Layout, fitted: OpProfile, *, measured: bool) -> EngineTable:
     sequences = max(high["sequences"], 1.0)
     tokens = np.array([0.0, max(high["linear_flops"] / per_token, 1.0)])
     contexts = np.array([0.0, max(high["kv_bytes"] / kept / sequences, 1.0)])
-    talk = np.array([0.0 if devices_of(layout) == 1 else roofline.engine_talk(layout, float(n)) for n in tokens])
+    talk = np.array([roofline.engine_talk(layout, float(n)) for n in tokens])
     return EngineTable(
         token_grid=tokens,
         token_seconds=c["linear_flops"] * per_token / alone * tokens + talk,
@@ -64,16 +65,27 @@ def of_kernels(layout: Layout, kernels: Kernels) -> EngineTable:
     from profiles.kernels import engine_table
 
     worker, spread = layout.worker, layout.worker.parallelism
-    table = engine_table(
-        layout.spec, worker.dtype, worker.kv_dtype, spread.tensor, kernels, expert_parallel=spread.expert
-    )
-    return table.with_overheads(
-        step_s=roofline.ENGINE_STEP_S[layout.device.kind], sequence_s=roofline.ENGINE_SEQUENCE_S
-    )
+    expert = spread.expert if spread.data == 1 else 1
+    table = engine_table(layout.spec, worker.dtype, worker.kv_dtype, spread.tensor, kernels, expert_parallel=expert)
+    kind = layout.device.kind
+    table = replace(table, step_s=roofline.ENGINE_STEP_S[kind], sequence_s=roofline.ENGINE_SEQUENCE_S)
+    return pipelined(layout, copied(layout, table, kernels))
 
 
-def devices_of(layout: Layout) -> int:
-    return len(layout.worker.devices)
+def copied(layout: Layout, table: EngineTable, kernels: Kernels) -> EngineTable:
+    """The table of one of d equally busy copies, whose tokens meet at the experts of all of them."""
+    spread, moe = layout.worker.parallelism, layout.spec.moe
+    if spread.data == 1 or moe is None:
+        return table
+    shape = (layout.spec.hidden, moe.intermediate, moe.experts_per_token, moe.num_experts)
+    devices = spread.tensor * spread.data
+    own = kernels.moe(layout.worker.dtype, table.token_grid, *shape, spread.tensor, 1)
+    met = kernels.moe(
+        layout.worker.dtype, table.token_grid * spread.data, *shape, devices // spread.expert, spread.expert
+    )
+    sent = np.array([roofline.expert_seconds(layout, float(n)) for n in table.token_grid])
+    changed = table.token_seconds + layout.spec.moe_layers * (met - own) + sent
+    return replace(table, token_seconds=np.maximum(changed, 0.0), measured=False)
 
 
 def pipelined(layout: Layout, table: EngineTable) -> EngineTable:

@@ -42,7 +42,9 @@ class Settings:
     def __post_init__(self) -> None:
         smallest = min(self.max_num_seqs, self.max_num_batched_tokens, self.num_blocks - 1, self.block_tokens)
         if smallest < 1:
-            raise ValueError("an engine needs at least one sequence, one token of budget, one token per block, two blocks")
+            raise ValueError(
+                "an engine needs at least one sequence, one token of budget, one token per block, two blocks"
+            )
         if self.batching not in ("continuous", "static"):
             raise ValueError(f"batching is continuous or static, not {self.batching!r}")
 

@@ -17,6 +17,7 @@ from simulator.scheduler import (
     HITS,
     MAX_SEQS,
     PLANNED,
+    PREFILL,
     RECOMPUTED,
     REQUEST,
     RESPONSE,
@@ -24,6 +25,7 @@ from simulator.scheduler import (
     TOKENS,
     VICTIMS,
     WAITING,
+    YIELDS,
     State,
     finish,
     schedule,
@@ -34,65 +36,92 @@ from simulator.scheduler import (
 Floats = NDArray[np.float64]
 ADMITTED, FIRST, LAST = range(3)
 """columns of times"""
-ITERATIONS, PREEMPTIONS, AGAIN, FOUND_TOKENS = range(4)
-"""totals"""
+NOW, UNDER_WAY = range(2)
+"""the clock"""
+ITERATIONS, PREEMPTIONS, AGAIN, FOUND_TOKENS, PREFILLED, SEQUENCES, SCHEDULED = range(7)
+"""what a piece holds: iterations, preemptions, tokens computed again, tokens found in the cache, prefill tokens, and
+sequences and tokens of each iteration; the first four are totalled"""
 
 
 @compiled
 def play(
     state: State, table: Packed, arrivals: Floats, times: Floats, totals: NDArray[np.int64], longest_jump: int
 ) -> None:
-    """Until every request has ended. `times` is (n, 3), `totals` (4,); both are filled.
-
-    With asynchronous scheduling `now` is when the iteration under way began, and `under_way` its time.
-    """
-    now, under_way, arrived, left = 0.0, 0.0, 0, len(arrivals)
-    features = np.zeros(10)
-    count = state.count
+    """Until every request has ended. `times` is (n, 3), `totals` (4,); both are filled."""
+    arrived, left = 0, len(arrivals)
+    clock, piece, features, count = np.zeros(2), np.zeros(7, dtype=np.int64), np.zeros((2, 10)), state.count
     while left > 0:
-        while arrived < len(arrivals) and arrivals[arrived] <= now:
+        while arrived < len(arrivals) and arrivals[arrived] <= clock[NOW]:
             wait(state, arrived)
             arrived += 1
         if count[RUNNING] == 0 and count[WAITING] == 0 and count[FLYING] == 0:
-            now = arrivals[arrived]
+            clock[NOW] = arrivals[arrived]
             continue
-        steps = 0
-        if longest_jump > 1:
-            steps = jump_length(state, longest_jump)
-        if steps > 1:
-            describe_decoding(state, features)
-            if arrived < len(arrivals) and count[RUNNING] < state.setting[MAX_SEQS]:
-                steps = _until_arrival(state, table, features, steps, arrivals[arrived] - now, under_way)
-            now, under_way = _jump(state, table, features, steps, now, under_way)
-            totals[ITERATIONS] += steps
-            if not state.setting[ASYNC]:
-                left -= _end_jump(state, times, now)
-            continue
-        schedule(state)
-        describe(state, features)
-        _note(state, times, totals, now)
-        seconds = iteration_seconds(table, features)
-        if state.setting[ASYNC]:
-            now += under_way
-            update(state, state.flight, count[FLYING])
-            _arrive(state, state.flight, count[FLYING], times, now)
-            under_way = seconds
-            state.flight[: count[PLANNED]] = state.plan[: count[PLANNED]]
-            count[FLYING] = count[PLANNED]
-        else:
-            now += seconds
-            update(state, state.plan, count[PLANNED])
-            _arrive(state, state.plan, count[PLANNED], times, now)
+        until = arrivals[arrived] - clock[NOW] if arrived < len(arrivals) else np.inf
+        turn(state, table, clock, features, piece, times, longest_jump, until)
+        totals += piece[:4]
         left -= count[DONE]
 
 
 @compiled
-def _note(state: State, times: Floats, totals: NDArray[np.int64], now: float) -> None:
-    """What the call of the scheduler adds to the totals."""
-    totals[ITERATIONS] += state.count[PLANNED] > 0
-    totals[PREEMPTIONS] += state.count[VICTIMS]
-    totals[AGAIN] += state.count[RECOMPUTED]
-    totals[FOUND_TOKENS] += state.count[HITS]
+def turn(
+    state: State, table: Packed, clock: Floats, features: Floats, piece: NDArray[np.int64], times: Floats,
+    longest_jump: int, until_s: float,
+) -> None:  # fmt: skip
+    """Plays one piece: a single iteration, or many in which every running request gets one token.
+
+    `clock` is moved on; with asynchronous scheduling its second number is the time of the iteration under way, which
+    passes in the next turn. Jumps end at the first iteration that can see what comes after `until_s`. Fills `features`
+    (2, 10) with the first and the last iteration that were scheduled, `piece` (7,) with what they hold, and
+    `state.done` with the requests that ended.
+    """
+    count = state.count
+    steps = jump_length(state, longest_jump) if longest_jump > 1 else 0
+    if steps > 1:
+        describe_decoding(state, features[0])
+        if until_s < np.inf and count[RUNNING] < state.setting[MAX_SEQS]:
+            steps = _until(state, table, features[0], steps, until_s, clock[UNDER_WAY])
+        features[1] = later(features[0], steps - 1)
+        _jump(state, table, features, steps, clock)
+        piece[:] = 0
+        piece[ITERATIONS] = steps
+        count[DONE] = 0
+        if not state.setting[ASYNC]:
+            _end_jump(state, times, clock[NOW])
+    else:
+        schedule(state)
+        describe(state, features[0])
+        features[1] = features[0]
+        _note(state, times, piece, clock[NOW])
+        _pass(state, iteration_seconds(table, features[0]), clock, times)
+    piece[SEQUENCES], piece[SCHEDULED] = np.int64(features[0, 1]), np.int64(features[0, 0])
+
+
+@compiled
+def _pass(state: State, seconds: float, clock: Floats, times: Floats) -> None:
+    """The time of one iteration passes, and its tokens come out; with a lag, those of the one before."""
+    count = state.count
+    if not state.setting[ASYNC]:
+        clock[NOW] += seconds
+        update(state, state.plan, count[PLANNED])
+        _arrive(state, state.plan, count[PLANNED], times, clock[NOW])
+        return
+    clock[NOW] += clock[UNDER_WAY]
+    update(state, state.flight, count[FLYING])
+    _arrive(state, state.flight, count[FLYING], times, clock[NOW])
+    clock[UNDER_WAY] = seconds
+    state.flight[: count[PLANNED]] = state.plan[: count[PLANNED]]
+    count[FLYING] = count[PLANNED]
+
+
+@compiled
+def _note(state: State, times: Floats, piece: NDArray[np.int64], now: float) -> None:
+    """What the call of the scheduler decided."""
+    piece[ITERATIONS] = state.count[PLANNED] > 0
+    piece[PREEMPTIONS] = state.count[VICTIMS]
+    piece[AGAIN] = state.count[RECOMPUTED]
+    piece[FOUND_TOKENS] = state.count[HITS]
+    piece[PREFILLED] = state.count[PREFILL]
     for place in range(state.count[PLANNED]):
         index = state.plan[place, REQUEST]
         if np.isnan(times[index, ADMITTED]):
@@ -111,40 +140,34 @@ def _arrive(state: State, entries: NDArray[np.int64], number: int, times: Floats
 
 
 @compiled
-def _until_arrival(
-    state: State, table: Packed, features: Floats, steps: int, wait_s: float, under_way: float
-) -> int:
-    """Iterations, at most `steps`, until the next arrival can be seen."""
+def _until(state: State, table: Packed, features: Floats, steps: int, until_s: float, under_way: float) -> int:
+    """Iterations, at most `steps`, that are scheduled before `until_s` has passed."""
     if not state.setting[ASYNC]:
-        return steps_until(table, features, steps, wait_s)
-    if under_way >= wait_s:
+        return steps_until(table, features, steps, until_s)
+    if under_way >= until_s:
         return 1
-    return min(1 + steps_until(table, features, steps, wait_s - under_way), steps)
+    return min(1 + steps_until(table, features, steps, until_s - under_way), steps)
 
 
 @compiled
-def _jump(
-    state: State, table: Packed, features: Floats, steps: int, now: float, under_way: float
-) -> tuple[float, float]:
-    """Plays so many decoding iterations; returns the new time, and the time of the iteration then under way."""
-    seconds, last = decoding_seconds(table, features, steps), 0.0
+def _jump(state: State, table: Packed, features: Floats, steps: int, clock: Floats) -> None:
+    """Plays so many decoding iterations."""
+    clock[NOW] += decoding_seconds(table, features[0], steps)
     if state.setting[ASYNC]:
-        last = iteration_seconds(table, later(features, steps - 1))
+        last = iteration_seconds(table, features[1])
+        clock[NOW] += clock[UNDER_WAY] - last
+        clock[UNDER_WAY] = last
         for place in range(state.count[RUNNING]):
-            index = state.running[place]
-            state.flight[place, REQUEST], state.flight[place, TOKENS] = index, 1
-            state.flight[place, BEFORE], state.flight[place, 3] = 0, 1
+            entry = state.flight[place]
+            entry[REQUEST], entry[TOKENS], entry[BEFORE], entry[YIELDS] = state.running[place], 1, 0, 1
     advance(state, steps)
-    return now + under_way + seconds - last, last
 
 
 @compiled
-def _end_jump(state: State, times: Floats, now: float) -> int:
-    """Requests that have all their tokens end, in order of admission; returns how many."""
-    state.count[DONE] = 0
+def _end_jump(state: State, times: Floats, now: float) -> None:
+    """Requests that have all their tokens end, in order of admission."""
     ended = state.running[: state.count[RUNNING]].copy()
     for index in ended:
         if state.request[index, GENERATED] >= state.request[index, RESPONSE]:
             finish(state, index)
             times[index, LAST] = now
-    return int(state.count[DONE])

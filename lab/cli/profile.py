@@ -18,18 +18,16 @@ def profile(
     keep: Annotated[
         bool, typer.Option("--keep", help="Measure nothing where this machine has a profile already.")
     ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew, also where a sweep was interrupted.")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", help="Write the profile here instead of the user's data folder.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Measure how long real operations take on this machine, and fit the profile that `simulate` uses."""
-    from lab.cli.execute import executor, progress
     from lab.cli.show import emit, note
     from lab.library import model
-    from lab.measurement import write_jsonl
-    from profiles.fit import fit
-    from profiles.profile import load, local_profile_path, local_source
+    from profiles.profile import load, local_profile_path
 
     path = output or local_profile_path("cpu-core")
     if keep and path.exists():
@@ -37,14 +35,46 @@ def profile(
         note(f"this machine has a profile already: {path}")
     else:
         checked(arch, model)
-        note("measuring this machine's real engine, scoring and training operations")
-        with progress(0) as step:
-            measurements = executor("measure").measure(arch, quick, step)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_jsonl(measurements, path.with_suffix(".measurements.jsonl"))
-        found = fit(measurements, name=path.stem, source=local_source())
-        found.save(path)
-    emit(described(found, path), json, fit_table(found), [f"profile: {path}"])
+        found = measured(path, arch, quick, fresh)
+    emit(described(found, path), json, fit_table(found), [*fit_lines(found), f"profile: {path}"])
+
+
+def measured(path: Path, arch: str, quick: bool, fresh: bool) -> Any:
+    """Measures, and writes the profile with its measurements, op tables and device states beside it."""
+    from lab.cli.execute import executor, progress
+    from lab.cli.show import note
+    from lab.measurement import write_jsonl
+    from profiles.fit import fit
+    from profiles.profile import local_source
+
+    source = local_source()
+    journal = path.with_suffix(".measuring.jsonl")
+    identity = {key: source[key] for key in ("machine", "software")}
+    note("measuring this machine's real engine, scoring and training operations")
+    if journal.exists() and not fresh:
+        note(f"going on with what {journal} holds; --fresh starts anew")
+    measure = executor("measure")
+    with progress(measure.num_units(arch, quick)) as step:
+        result = measure.measure(arch, quick, step, journal=journal, identity=identity, fresh=fresh)
+    write_jsonl(result.points, path.with_suffix(".measurements.jsonl"))
+    beside(path, result)
+    found = fit(result.points, name=path.stem, source=source)
+    found = found.model_copy(update={"notes": (*found.notes, *result.notes)})
+    found.save(path)
+    journal.unlink()
+    return found
+
+
+def beside(path: Path, result: Any) -> None:
+    """Op tables of torch.profiler (parquet) and the states of the devices (JSON), beside the profile."""
+    import json
+
+    import pandas as pd
+
+    from lab.runs import write_atomically
+
+    pd.DataFrame(result.operators).to_parquet(path.with_suffix(".operators.parquet"), index=False)
+    write_atomically(path.with_suffix(".devices.json"), json.dumps(result.states, indent=1).encode())
 
 
 def checked(arch: str, model: Any) -> None:
@@ -61,7 +91,7 @@ def described(found: Any, path: Path) -> dict[str, Any]:
 
 
 def fit_table(found: Any) -> Any:
-    """Per op: points, residuals, slowdown beside a busy neighbour."""
+    """Per op: points, residuals beside the noise of repeats, slowdown beside a busy neighbour."""
     from rich.table import Table
 
     from lab.cli.show import percent
@@ -71,11 +101,28 @@ def fit_table(found: Any) -> Any:
         "points",
         "median residual",
         "90th percentile",
+        "repeat noise",
         "beside a busy core",
         title=f"profile {found.name}",
         title_justify="left",
     )
     for op, part in sorted(found.ops.items()):
         slow = f"× {part.interference[0]:.2f}" if part.interference else "–"
-        table.add_row(op, str(part.points), percent(part.residual_median), percent(part.residual_p90), slow)
+        noise = percent(part.spread / 2) if part.spread else "–"
+        residuals = percent(part.residual_median), percent(part.residual_p90)
+        table.add_row(op, str(part.points), *residuals, noise, slow)
     return table
+
+
+def fit_lines(found: Any) -> list[str]:
+    """How well the fit does on what it has not seen, and what it could not determine."""
+    from lab.cli.show import percent
+
+    lines = []
+    for op, part in sorted(found.ops.items()):
+        if (held := part.held_out) is not None:
+            lines.append(
+                f"{op}, {held.points} points held out: error p50 {percent(held.error_p50)}, p90 {percent(held.error_p90)}, "
+                f"bias {percent(held.bias, sign=True)}; noise of their repeats {percent(held.noise_p50)}"
+            )
+    return lines + [f"not determined: {text}" for text in found.notes]

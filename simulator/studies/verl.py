@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,10 +46,21 @@ def verl_logs(data: Path) -> ValidationSet:
             "token and per token of the longest response; what is done in some steps only costs its median"
         ),
         f"noise: two steps that follow each other differ by {np.median(noise):.1%} in the median stage",
+        _drift(rows),
     )
     return ValidationSet(
         name="verl-logs", title="later steps of verl runs, H100 and others", rows=tuple(rows), notes=notes
     )
+
+
+def _drift(rows: Sequence[Row]) -> str:
+    """The stage of one log whose errors are the most one-sided: what changes there is not in the lengths."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        found.setdefault(f"{row.quantity} in {row.case.split(' step ')[0]}", []).append(row.error or 0.0)
+    biases = {name: float(np.mean(errors)) for name, errors in found.items()}
+    name = max(biases, key=lambda part: abs(biases[part]), default="")
+    return f"largest bias of one stage of one log: {biases[name]:+.1%}, {name}" if name else "no log has later steps"
 
 
 def _table(path: Path) -> pd.DataFrame:
@@ -118,7 +129,7 @@ def _judged(name: str, log: pd.DataFrame, quantity: str, result: Values, seconds
             predicted=float(result[i]),
             measured=float(seconds[i]),
             unit="s",
-            reason=one_off(seconds, i) if quantity != "step" else "",
+            reason=one_off(seconds, i) or beyond(log, i),
         )
         for i in range(NUM_CALIBRATION_STEPS, len(log))
     ]
@@ -129,6 +140,15 @@ def one_off(seconds: Values, step: int) -> str:
     around = np.delete(seconds[max(0, step - NUM_NEIGHBOURS) : step + NUM_NEIGHBOURS + 1], min(step, NUM_NEIGHBOURS))
     times = seconds[step] / float(np.median(around))
     return f"a one-off: {times:.1f} times its neighbours' median" if not 1 / ONE_OFF < times < ONE_OFF else ""
+
+
+def beyond(log: pd.DataFrame, step: int) -> str:
+    """Says so where a step's mean response is far from all those of the calibration."""
+    lengths = np.asarray(log["response_length/mean"], dtype=float)
+    known = lengths[1:NUM_CALIBRATION_STEPS]
+    if known.min() / ONE_OFF < lengths[step] < known.max() * ONE_OFF:
+        return ""
+    return f"responses of {lengths[step]:.0f} tokens on average; the calibration saw {known.min():.0f} to {known.max():.0f}"
 
 
 def _noise(log: pd.DataFrame) -> Values:

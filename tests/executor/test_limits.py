@@ -27,11 +27,22 @@ def cluster(**node: Any) -> dict[str, Any]:
 
 REFUSED: dict[str, dict[str, Any]] = {
     "models.actor.dtype": {"models": {"actor": {"arch": "tiny-llama", "dtype": "bfloat16"}}},
+    "models.actor.arch": {"models": {"actor": {"arch": "qwen3-0.6b", "dtype": "float32"}}},
     "models.reference.dtype": {"models": {"reference": {"like": "actor", "dtype": "int8"}}},
     "models.actor.weights": {"models": {"actor": {"arch": "tiny-llama", "dtype": "float32", "weights": "/nowhere"}}},
     "place.actor.train.offload": {"place": {"actor.train": {"pool": "all", "offload": "optimizer"}}},
     "place.actor.train.tensor_parallel": {"place": {"actor.train": {"pool": "all", "tensor_parallel": 2}}},
     "place.actor.generate[0].tensor_parallel": {"place": {"actor.generate": [{"pool": "all", "tensor_parallel": 2}]}},
+    "models.actor.arch ": {"models": {"actor": {"arch": "opt-125m", "dtype": "float32"}}},
+    "models.actor.lora": {"models": {"actor": {"arch": "tiny-llama", "dtype": "float32", "lora": {"rank": 4}}}},
+    "place.actor.train.pipeline_parallel": {"place": {"actor.train": {"pool": "all", "pipeline_parallel": 2}}},
+    "place.actor.train.context_parallel": {"place": {"actor.train": {"pool": "all", "context_parallel": 2}}},
+    "place.actor.generate[0].pipeline_parallel": {
+        "place": {"actor.generate": [{"pool": "all", "pipeline_parallel": 2}]}
+    },
+    "place.actor.generate[0].dtype": {"place": {"actor.generate": [{"pool": "all", "dtype": "fp8"}]}},
+    "place.actor.generate[0].kv_dtype": {"place": {"actor.generate": [{"pool": "all", "kv_dtype": "fp8"}]}},
+    "place.reference.score.dtype": {"place": {"reference.score": {"pool": "all", "dtype": "int8"}}},
     "place.reward.score.function": {
         "place": {"reward.score": {"pool": "all", "kind": "function", "function": "operator:no_such_name"}}
     },

@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.cluster import Cluster, Node, Site, local_cluster, match_gpu
-from lab.library import device, devices, link, links, model, models
+from lab.cluster import Cluster, Node, Site, Storage, local_cluster, match_gpu
 
 
 def cluster(count: int, per_node: int) -> Cluster:
@@ -32,22 +31,44 @@ def test_this_machine_has_cores() -> None:
     assert len(local_cluster().select("local")) >= 1
 
 
-def test_every_entry_of_the_library_cites_its_source_and_is_plausible() -> None:
-    for entry in [*devices().values(), *links().values(), *models().values()]:
-        assert len(entry.source) > 10
-    for entry in devices().values():
-        assert entry.default_link in links()
-        assert 1e9 <= entry.memory_bandwidth <= 2e13 and all(1e9 <= flops <= 1e17 for flops in entry.flops.values())
+NVML = {
+    ("NVIDIA H100 80GB HBM3", 79.6): "h100-80g-sxm", ("NVIDIA H100 PCIe", 79.6): "h100-80g-pcie",
+    ("NVIDIA A100-SXM4-80GB", 80): "a100-80g-sxm", ("NVIDIA A100-SXM4-40GB", 40): "a100-40g-sxm",
+    ("NVIDIA A100 80GB PCIe", 80): "a100-80g-pcie", ("NVIDIA A100-PCIE-40GB", 40): "a100-40g-pcie",
+    ("NVIDIA A800-SXM4-80GB", 80): "a800-80g", ("NVIDIA H800", 79.6): "h800-80g", ("NVIDIA H20", 95.6): "h20-96g",
+    ("NVIDIA H200", 140.4): "h200-141g-sxm", ("NVIDIA B200", 179.1): "b200-sxm", ("NVIDIA GB200", 185): "gb200",
+    ("Tesla T4", 15): "t4", ("NVIDIA A10", 22.5): "a10", ("NVIDIA L40S", 45): "l40s", ("NVIDIA RTX A6000", 48): "a6000",
+    ("Tesla V100-SXM2-32GB", 32): "v100-32g-sxm", ("Tesla V100-SXM3-32GB", 32): "v100-32g-sxm",
+    ("NVIDIA GeForce RTX 4090", 24): "rtx-4090",
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.6): "rtx-pro-6000",
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 95.6): "rtx-pro-6000",
+}  # fmt: skip
+OTHERS = {
+    "Voodoo2": 1, "Tesla V100-SXM2-16GB": 16, "NVIDIA H100 NVL": 93.6, "NVIDIA H200 NVL": 140.4, "NVIDIA A10G": 22.5,
+    "NVIDIA GeForce RTX 4090 D": 24, "NVIDIA GeForce RTX 4090 Laptop GPU": 16, "NVIDIA L40": 45,
+    "NVIDIA RTX 6000 Ada Generation": 48, "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition": 95.6,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("look", [device, link, model])
-def test_an_unknown_entry_is_refused_with_those_there_are(look) -> None:
-    with pytest.raises(ValueError, match="it has"):
-        look("no-such-thing")
+@pytest.mark.parametrize(("name", "gib"), NVML)
+def test_nvml_names_find_their_device(name: str, gib: float) -> None:
+    assert match_gpu(name, gib * 2**30) == NVML[name, gib]
 
 
-def test_nvml_names_find_their_device() -> None:
-    assert match_gpu("NVIDIA H100 80GB HBM3", 80 * 2**30) == "h100-80g-sxm"
-    assert match_gpu("NVIDIA A100-SXM4-80GB", 80 * 2**30) == "a100-80g-sxm"
-    with pytest.raises(ValueError, match="no entry"):
-        match_gpu("Voodoo2", 1)
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_gpu_is_not_taken_for_a_similar_one(name: str) -> None:
+    with pytest.raises(ValueError, match=f"no entry for the GPU '{name}'"):
+        match_gpu(name, OTHERS[name] * 2**30)
+
+
+def test_storage_is_a_tier_or_bandwidths_of_its_own() -> None:
+    nvme = Storage(tier="nvme")
+    assert (nvme.write_bandwidth, nvme.read_bandwidth, nvme.latency) == pytest.approx((4.1e9, 6.9e9, 80e-6))
+    assert Storage(tier="nvme", write=2e9).write_bandwidth == 2e9
+    assert Storage(tier="nvme", write=2e9).read_bandwidth == pytest.approx(6.9e9)
+    own = Storage.model_validate({"write": "5 GB/s", "read": "10 GB/s"})
+    assert (own.write_bandwidth, own.read_bandwidth, own.latency) == (5e9, 10e9, 0)
+    assert Storage(write=3e9).read_bandwidth == 3e9
+    assert Storage().write_bandwidth == Storage().read_bandwidth == 1e9
+    with pytest.raises(ValueError, match="'tape' is not in the storage library; it has"):
+        Storage(tier="tape")

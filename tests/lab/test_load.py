@@ -30,7 +30,7 @@ MISTAKES = {
     "not a number": ("lr: 1e-3", "lr: .nan", "optimizer.lr", "finite"),
     "missing key": ("num_steps: 24", "", "num_steps", "add"),
     "unknown mode": ("mode: synchronous", "mode: sync", "schedule.mode", "one_step_off"),
-    "unknown model": ("arch: tiny-llama", "arch: tiny-lama", "models.actor", "tiny-llama"),
+    "unknown model": ("arch: tiny-llama", "arch: tiny-lama", "models.actor.arch", "tiny-llama"),
     "unknown pool": ("pool: all, engines", "pool: al, engines", "place.actor.generate[0].pool", "all"),
     "absent devices": ("local[0:2]", "local[0:999]", "pools.all", "outside"),
     "indivisible batch": ("minibatch_samples: 32", "minibatch_samples: 31", "update.minibatch_samples", "divisor"),

@@ -1,9 +1,10 @@
+import json
 from pathlib import Path
 
 import pytest
 
 from lab.errors import InputError
-from lab.load import load, parse
+from lab.load import dump, load, parse
 
 QUICK = Path("scenarios/quickstart.yaml").read_text()
 BIG = load("scenarios/ppo-7b-16gpu.yaml")
@@ -44,3 +45,58 @@ def test_groups_of_a_resident_pool_share_all_their_devices_or_none(size: int, ac
 
 def test_like_is_followed() -> None:
     assert BIG.spec("critic") == BIG.spec("actor") and parse(QUICK).spec("reference").hidden == 128
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 384, "vocab_size": 64, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def with_config(folder: Path, arch: str, **changes: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+    (folder / "scenario.yaml").write_text(QUICK.replace("arch: tiny-llama", f"arch: {arch}"))
+    return folder / "scenario.yaml"
+
+
+def test_a_configuration_beside_the_scenario_or_in_the_working_folder_is_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = load(with_config(tmp_path / "a", "./config.json"))
+    assert beside.spec("actor").parameters == load("scenarios/quickstart.yaml").spec("actor").parameters
+    assert beside.spec("reference") == beside.spec("actor")
+    scenario = with_config(tmp_path / "b", "a/config.json").resolve()
+    monkeypatch.chdir(tmp_path)
+    assert load(scenario).spec("actor") == beside.spec("actor")
+
+
+def test_the_digest_covers_the_shape_and_not_its_path(tmp_path: Path) -> None:
+    one = load(with_config(tmp_path / "a", "config.json"))
+    same = load(with_config(tmp_path / "b", f"{tmp_path}/b/config.json"))
+    other = load(with_config(tmp_path / "c", "config.json", num_hidden_layers=5))
+    assert one.digest == same.digest != other.digest
+    (tmp_path / "a" / "config.json").unlink()
+    assert parse(dump(one)).digest == one.digest
+    assert one.replace({"seed": 8}).spec("actor") == one.spec("actor")
+
+
+def test_a_wrong_configuration_is_told_with_its_own_file(tmp_path: Path) -> None:
+    scenario = with_config(tmp_path / "a", "config.json", hidden_size=None)
+    with pytest.raises(InputError) as caught:
+        load(scenario)
+    assert (caught.value.file, caught.value.key) == (str(tmp_path / "a" / "config.json"), "hidden_size")
+
+
+@pytest.mark.parametrize("arch", ["absent/config.json", "meta-llama/Llama-3.1-8B", "config.yaml", "llama-9"])
+def test_an_architecture_that_is_nowhere_is_refused_at_its_line(arch: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse(QUICK.replace("arch: tiny-llama", f"arch: {arch}"))
+    assert caught.value.key == "models.actor.arch" and caught.value.line == 7
+    assert arch in caught.value.problem
+
+
+def test_dimensions_may_be_written_out() -> None:
+    shape = "{hidden: 128, layers: 4, heads: 4, kv_heads: 2, head_dim: 32, intermediate: 384, vocabulary: 64}"
+    written = parse(QUICK.replace("arch: tiny-llama", f"arch: {shape}"))
+    assert written.spec("actor").parameters == parse(QUICK).spec("actor").parameters

@@ -1,0 +1,179 @@
+"""The parts of a sweep: which workers are started, and which units are measured with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import ray
+
+from executor.measure import collectives, iterations, optables, training
+from executor.measure.devices import states
+from executor.measure.grids import FITTED, MINIBATCH
+from executor.measure.journal import Found, Journal
+from executor.measure.plan import scenario
+from executor.measure.sweep import Sweep
+from executor.neighbour import Neighbour
+from executor.workers import HOST, Workers, free_port
+from lab.measurement import Measurement
+
+Progress = Callable[[str, int], None]
+Take = Callable[[str], Found]
+
+SIZE_REPEATS = 3
+COLLECTIVE_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Units that are measured with the same workers; these start only where a unit is missing."""
+
+    name: str
+    units: tuple[str, ...]
+    start: Callable[[], AbstractContextManager[Take]]
+
+
+def run(parts: list[Part], journal: Journal, progress: Progress) -> None:
+    """Takes every unit that the journal does not have, in order."""
+    for part in parts:
+        left = [unit for unit in part.units if unit not in journal.units]
+        if not left:
+            continue
+        progress(f"starting workers ({part.name})", len(journal.units))
+        with part.start() as take:
+            for unit in left:
+                progress(unit, len(journal.units))
+                journal.add(take(unit))
+    progress("measured", len(journal.units))
+
+
+def plan(arch: str, quick: bool) -> list[Part]:
+    """One architecture in three rounds where quick; else two architectures, ZeRO stages and two ranks as well."""
+    alone, other = _fewest_cores(), next(name for name in ("tiny-llama", "small-llama") if name != arch)
+    if quick:
+        return [_rounds(arch, other, 3, alone)]
+    stages = [_zero(arch, (1, 2)), _zero(arch, (3, 0))]
+    return [_rounds(arch, other, 5, alone), _rounds(other, arch, 3, alone), *stages] + ([] if alone else [_ranks(arch)])
+
+
+def _fewest_cores() -> bool:
+    """Whether there is no second core: nothing can be measured beside a neighbour then."""
+    return len(scenario("tiny-llama").hardware.select("local")) == 1
+
+
+def _rounds(arch: str, other: str, rounds: int, alone: bool) -> Part:
+    """Rounds alone and beside a busy core take turns, so that a slow minute of the machine does not fall on one."""
+    units = []
+    for number in range(1, rounds + 1):
+        units.append(f"{arch}: round {number}, alone")
+        if not alone and number < rounds:
+            units.append(f"{arch}: round {number}, beside a busy core")
+    units += [f"{arch}: collectives", f"{arch}: profiled passes", f"{arch}: other sizes, engine starts"]
+
+    @contextmanager
+    def start() -> Iterator[Take]:
+        with _sweep(arch) as sweep, Neighbour(arch) as neighbour:
+            sweep.warm_up()
+            yield lambda unit: _round(sweep, neighbour, other, unit)
+
+    return Part(name=arch, units=tuple(units), start=start)
+
+
+def _round(sweep: Sweep, neighbour: Neighbour, other: str, unit: str) -> Found:
+    found, sweep.neighbours = Found(unit=unit), 0
+    if unit.endswith("beside a busy core"):
+        neighbour.work()
+        found.points = sweep.round(neighbours=1)
+        neighbour.rest()
+    elif unit.endswith("alone"):
+        found.points = sweep.round(neighbours=0)
+    elif unit.endswith("collectives"):
+        found.points = _collectives(sweep)
+    elif unit.endswith("profiled passes"):
+        found.operators = _profiled(sweep)
+    else:
+        found.points, found.notes = _sizes(sweep, other)
+    found.states = states()
+    return found
+
+
+@contextmanager
+def _sweep(arch: str, **settings: Any) -> Iterator[Sweep]:
+    with ExitStack() as stack:
+        workers = stack.enter_context(Workers(scenario(arch, **settings)))
+        workers.start()
+        sweep = Sweep(workers, arch)
+        sweep.setup()
+        yield sweep
+
+
+def _collectives(sweep: Sweep) -> list[Measurement]:
+    """Between the two trainers' processes, each on a core of its own where there are two."""
+    pair, port = (sweep.actor, sweep.critic), free_port()
+    joined = [worker.__ray_call__.remote(collectives.join, HOST, port, rank, 2) for rank, worker in enumerate(pair)]
+    ray.get(joined)
+    found = []
+    for size in FITTED.bytes * COLLECTIVE_ROUNDS:
+        first, _ = ray.get([worker.__ray_call__.remote(collectives.timings, size) for worker in pair])
+        quantities = {"calls": 1.0, "bytes": float(size), "ranks": 2.0}
+        found += [
+            Measurement(op=op, quantities=quantities, seconds=value, source="sweep")
+            for op, values in first.items()
+            for value in values
+        ]
+    return found
+
+
+def _profiled(sweep: Sweep) -> list[dict[str, Any]]:
+    samples = ray.put(sweep.samples(MINIBATCH, 64))
+    return [
+        *sweep.in_process(sweep.engine, optables.engine),
+        *sweep.in_process(sweep.reference, optables.scoring, samples),
+        *sweep.in_process(sweep.actor, optables.training, samples, step=False),
+    ]
+
+
+def _sizes(sweep: Sweep, other: str) -> tuple[list[Measurement], list[str]]:
+    """Optimizer steps and checkpoints of another architecture, and engines started anew around both."""
+    batch, _ = sweep.batch((MINIBATCH, 12, 12))
+    info = sweep.in_process(sweep.critic, training.at_size, batch, other, SIZE_REPEATS)
+    spans = [span for span in info["spans"] if span.op == "optimizer"]
+    found = sweep._of([{"spans": spans}]) + sweep._tagged(info["checkpoints"])
+    for arch in (other, sweep.arch) * 2:
+        name, quantities, seconds = sweep.in_process(sweep.engine, iterations.restart, arch, step=False)
+        found.append(Measurement(op="engine_start", quantities=quantities, seconds=seconds, point=name, source="sweep"))
+    slept, notes = sweep.in_process(sweep.engine, iterations.sleep, step=False)
+    return [msgspec.structs.replace(point, model="") for point in found] + slept, notes
+
+
+def _zero(arch: str, stages: tuple[int, int]) -> Part:
+    units = tuple(f"{arch}: ZeRO {stages[0]} and {stages[1]}, round {number}" for number in (1, 2, 3))
+
+    @contextmanager
+    def start() -> Iterator[Take]:
+        with Workers(scenario(arch, zero_stages=stages)) as workers:
+            workers.start()
+            sweep = Sweep(workers, arch)
+            ray.get([trainer.ready.remote() for trainer in (sweep.actor, sweep.critic)])
+            sweep.train((MINIBATCH, 160, 160))
+            yield lambda unit: Found(unit=unit, points=sweep.trained(), states=states())
+
+    return Part(name=f"{arch}, ZeRO {stages[0]} and {stages[1]}", units=units, start=start)
+
+
+def _ranks(arch: str) -> Part:
+    units = tuple(f"{arch}: two ranks, round {number}" for number in (1, 2))
+
+    @contextmanager
+    def start() -> Iterator[Take]:
+        with Workers(scenario(arch, ranks=2)) as workers:
+            workers.start()
+            sweep = Sweep(workers, arch)
+            ray.get([trainer.ready.remote() for trainer in (*sweep.ranks, sweep.critic)])
+            sweep.train((MINIBATCH, 160, 160))
+            yield lambda unit: Found(unit=unit, points=sweep.grad_syncs(), states=states())
+
+    return Part(name=f"{arch}, two ranks", units=units, start=start)

@@ -1,0 +1,63 @@
+"""Weights, checkpoints and optimizers of more than one size; all of this runs in a trainer's own process."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from executor.experience import Samples
+from executor.measure.plan import scenario
+from executor.trainer import Trainer
+from lab.measurement import Measurement
+
+SHARES = (0.25, 1.0)
+"""of the tensors that a weight transfer sends"""
+
+
+def send(trainer: Trainer, step: int, share: float) -> dict[str, Any]:
+    """Sends the first part of the weights to the engine, as the trainer sends all of them."""
+    items = list(trainer.learner.weights().items())
+    with trainer.recorder.stage("weight_sync", step), trainer.recorder.op("transfer") as notes:
+        size = trainer._sender.send(items[: max(1, round(share * len(items)))])
+        notes |= {"bytes": size, "quantities": {"calls": 1.0, "bytes": size}}
+    return {"spans": trainer.recorder.take()}
+
+
+def checkpoints(trainer: Trainer) -> list[Measurement]:
+    """Writes and reads back a checkpoint of the weights alone, and one with the optimizer's state."""
+    from executor.checkpoint import read, write
+
+    found: list[Measurement] = []
+    learner = trainer.learner
+    with tempfile.TemporaryDirectory(prefix="lab-measure-") as folder:
+        for name, state in (("weights", {}), ("all", learner.state())):
+            path = Path(folder) / name
+            start = time.perf_counter()
+            size = write(path, learner.weights(), state, {"role": trainer.role})
+            middle = time.perf_counter()
+            read(path)
+            end = time.perf_counter()
+            quantities = {"calls": 1.0, "bytes": size}
+            found += [
+                Measurement(op="checkpoint", quantities=quantities, seconds=middle - start),
+                Measurement(op="checkpoint_read", quantities=quantities, seconds=end - middle),
+            ]
+    return found
+
+
+def at_size(trainer: Trainer, step: int, batch: Samples, arch: str, repeats: int) -> dict[str, Any]:
+    """Spans of updates of another architecture in the same process, and Measurements of its checkpoints."""
+    from executor.learner import Learner
+
+    own, other = trainer.learner, scenario(arch)
+    trainer.learner = Learner(
+        other, trainer.role, trainer.rank, trainer.world, trainer.worker.threads, trainer.recorder
+    )
+    try:
+        spans = [span for number in range(repeats + 1) for span in trainer.update(step + number, batch)["spans"]]
+        written = [point for _ in range(repeats) for point in checkpoints(trainer)]
+    finally:
+        trainer.learner = own
+    return {"spans": [span for span in spans if span.step > step], "checkpoints": written}
