@@ -12,6 +12,7 @@ from lab.records import Record
 
 Role = Literal["actor", "critic", "reference", "reward"]
 Work = Literal["generate", "train", "score"]
+KvDtype = Literal["float32", "bfloat16", "float16", "fp8"]
 
 
 class Sharing(Record):
@@ -67,7 +68,7 @@ class Generate(Record):
         "are spread; 1: every expert is cut into pieces",
     )
     dtype: Dtype | None = Field(default=None, description="of the weights in the engine; null: the model's")
-    kv_dtype: Dtype | None = Field(
+    kv_dtype: KvDtype | None = Field(
         default=None, description="of keys and values (kv_cache_dtype); null: the model's dtype"
     )
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads of each worker; no meaning on a GPU")

@@ -229,11 +229,11 @@ class Scenario(Record):
     ) -> Worker:
         chosen: Model | None = getattr(self.models, role)
         own = chosen.dtype if chosen is not None else "float32"  # a reward function has no model
-        kv_dtype = part.kv_dtype if isinstance(part, Generate) else None
+        kept = part.kv_dtype if isinstance(part, Generate) else None
         dtype = None if isinstance(part, Train) else part.dtype
         return Worker.model_construct(
             name=name, role=role, work=work, pool=part.pool, devices=devices, threads=part.threads,
-            parallelism=part.parallelism, dtype=dtype or own, kv_dtype=kv_dtype or own,
+            parallelism=part.parallelism, dtype=dtype or own, kv_dtype=kept or {"fp8": "bfloat16", "int8": "bfloat16"}.get(own, own),
         )  # fmt: skip
 
     def train(self, role: str) -> Train:

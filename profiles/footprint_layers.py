@@ -7,7 +7,6 @@ as query heads, dropout). Attention is computed blockwise (Dao 2023), so no scor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from lab.model import ModelSpec
@@ -52,14 +51,10 @@ def widths(spec: ModelSpec, *, tensor: int = 1, sparse: bool | None = None, scor
     )
 
 
-def per_layer(spec: ModelSpec, *, tensor: int = 1, scores: int = 0) -> Iterator[Widths]:
-    """The widths of every layer: the first ones may be dense in a model with experts."""
-    sparse = widths(spec, tensor=tensor, sparse=True, scores=scores) if spec.moe_layers else None
-    dense = widths(spec, tensor=tensor, sparse=False, scores=scores) if spec.layers > spec.moe_layers else None
-    for i in range(spec.layers):
-        found = dense if i < spec.layers - spec.moe_layers else sparse
-        assert found is not None
-        yield found
+def every_layer(spec: ModelSpec, *, tensor: int = 1, scores: int = 0) -> list[tuple[int, Widths]]:
+    """How many layers have which widths: the first ones may be dense in a model with experts."""
+    counts = ((spec.layers - spec.moe_layers, False), (spec.moe_layers, True))
+    return [(count, widths(spec, tensor=tensor, sparse=sparse, scores=scores)) for count, sparse in counts if count]
 
 
 def _attention(spec: ModelSpec, tensor: int, scores: int) -> Widths:

@@ -11,13 +11,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError
-
+from lab.coherence import Incoherent, check
 from lab.library import device as library_device
 from lab.lora import Lora
-from lab.records import Record
 from lab.scenario import Scenario
 from profiles.memory import PoolMemory, pools
 
@@ -27,7 +25,6 @@ LORA_RANK = 16
 """Of the adapters that are proposed where a scenario has none."""
 LEAST_EFFECT = 1e-3
 """Share of a device's memory below which an effect is not told."""
-R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +78,7 @@ def answer(scenario: Scenario) -> dict[str, PoolAnswer]:
     return {pool: _pool(trial, memory) for pool, memory in trial.now.items()}
 
 
-def changed(record: R, path: Sequence[str | int], value: Any) -> R:
+def changed(record: Any, path: Sequence[str | int], value: Any) -> Any:
     """A copy with one value changed, however deep; not validated again, so that hundreds can be tried."""
     name, rest = str(path[0]), path[1:]
     inner = getattr(record, name)
@@ -92,20 +89,25 @@ def changed(record: R, path: Sequence[str | int], value: Any) -> R:
     else:
         new = changed(inner, rest, value)
     fields = {field: getattr(record, field) for field in type(record).model_fields}
-    copy: R = type(record).model_construct(**fields | {name: new})
-    return copy
+    return type(record).model_construct(**fields | {name: new})
 
 
 class _Trial:
     """A scenario, and what it would need with other measures; each combination is computed once."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
+    def __init__(self, scenario: Scenario, measures: Sequence[Measure] = ()) -> None:
+        self.scenario, self.measures = _with(scenario, measures), tuple(measures)
         self._known: dict[tuple[Measure, ...], dict[str, PoolMemory] | None] = {}
 
     @cached_property
     def now(self) -> dict[str, PoolMemory]:
         return pools(self.scenario)
+
+    @cached_property
+    def taken(self) -> tuple[tuple[Measure, _Trial], ...]:
+        """Every measure that the scenario has taken, and the scenario without it."""
+        trials = ((measure, _Trial(self.scenario, undo)) for measure, undo in _alone_and_together(self.scenario))
+        return tuple((measure, without) for measure, without in trials if _sound(without.scenario))
 
     @cached_property
     def possible(self) -> tuple[Measure, ...]:
@@ -118,16 +120,41 @@ class _Trial:
         return self._known[measures]
 
     def _computed(self, measures: tuple[Measure, ...]) -> dict[str, PoolMemory] | None:
-        from lab.coherence import Incoherent, check
+        found = _with(self.scenario, measures)
+        return pools(found) if _sound(found) else None
 
-        found = self.scenario
-        for measure in measures:
-            found = changed(found, _path(measure.key), measure.value)
-        try:
-            check(found)
-        except (Incoherent, ValidationError):
-            return None
-        return pools(found)
+
+def _alone_and_together(scenario: Scenario) -> Iterator[tuple[Measure, list[Measure]]]:
+    """Each measure that is taken with what undoes it; then those of one kind together, then all of them."""
+    found = list(taken_measures(scenario))
+    yield from ((measure, [undo]) for measure, undo in found)
+    for kind in dict.fromkeys(measure.label.partition(" of the ")[0] for measure, _ in found):
+        alike = [pair for pair in found if pair[0].label.partition(" of the ")[0] == kind]
+        if 1 < len(alike) < len(found):
+            roles = " and ".join(measure.role for measure, _ in alike)
+            yield Measure(label=f"{kind} of {roles}", key="", value=None), [undo for _, undo in alike]
+    if len(found) > 1:
+        yield Measure(label="all of these", key="", value=None), [undo for _, undo in found]
+
+
+def _sound(scenario: Scenario) -> bool:
+    """Whether no key contradicts another; DeepSpeed moves an optimizer to the host only where ZeRO divides it."""
+    if any(train.offload != "none" and train.zero_stage == 0 for _, train in _trained(scenario)):
+        return False
+    try:
+        check(scenario)
+    except Incoherent:
+        return False
+    return True
+
+
+def _with(scenario: Scenario, measures: Sequence[Measure]) -> Scenario:
+    found = scenario
+    for measure in measures:
+        found = changed(found, _path(measure.key), measure.value)
+    for kept in ("hardware", "devices"):  # measures leave the devices alone
+        found.__dict__[kept] = getattr(scenario, kept)
+    return found
 
 
 def _path(key: str) -> tuple[str | int, ...]:
@@ -138,7 +165,7 @@ def _pool(trial: _Trial, memory: PoolMemory) -> PoolAnswer:
     effects = [_effect(trial, measure, memory) for measure in trial.possible]
     told = [effect for effect in effects if effect is not None and effect.saved_bytes > _told(memory)]
     least = () if memory.fits else _least(trial, memory.pool, [effect.measure for effect in told])
-    useful = sorted(told, key=lambda effect: -effect.saved_bytes)
+    useful = sorted(_mildest(told), key=lambda effect: -effect.saved_bytes)
     return PoolAnswer(memory=memory, possible=tuple(useful), taken=tuple(_taken(trial, memory)), least=least)
 
 
@@ -151,19 +178,45 @@ def _effect(trial: _Trial, measure: Measure, memory: PoolMemory) -> Effect | Non
     if after is None:
         return None
     pool = after[memory.pool]
-    return Effect(measure=measure, saved_bytes=memory.peak_bytes - pool.peak_bytes, fits=pool.fits)
+    return Effect(measure=measure, saved_bytes=_saved(pool, memory), fits=pool.fits)
+
+
+def _saved(after: PoolMemory, before: PoolMemory) -> float:
+    """The most that any device of the pool is relieved of."""
+    return max((before.peaks[device] - after.peaks[device] for device in before.peaks), default=0.0)
+
+
+def _mildest(effects: Sequence[Effect]) -> Iterator[Effect]:
+    """Of several values of one key the mildest that is enough, else the strongest."""
+    by_key: dict[str, list[Effect]] = {}
+    for effect in effects:
+        by_key.setdefault(effect.measure.key, []).append(effect)
+    for steps in by_key.values():
+        yield next((effect for effect in steps if effect.fits), steps[-1])
 
 
 def _taken(trial: _Trial, memory: PoolMemory) -> Iterator[Taken]:
-    for measure, undo in taken_measures(trial.scenario):
-        without = _Trial(changed(trial.scenario, _path(undo.key), undo.value))
-        pool = without.now[memory.pool]
-        saved = pool.peak_bytes - memory.peak_bytes
-        if saved <= _told(memory):
-            continue
-        others = [other for other in without.possible if other.key != measure.key]
-        instead = () if pool.fits else _least(without, memory.pool, others) or ()
-        yield Taken(measure=measure, saved_bytes=saved, fits_without=pool.fits, instead=instead)
+    """What each measure that is taken is worth, and several of them together where that is another amount."""
+    worth: list[float] = []
+    for measure, without in trial.taken:
+        saved = _worth(without, memory)
+        if saved > _told(memory) and (measure.key or not any(abs(saved - other) < 1.0 for other in worth)):
+            worth.append(saved)
+            yield _without(without, memory, measure)
+
+
+def _worth(without: _Trial, memory: PoolMemory) -> float:
+    return _saved(memory, without.now[memory.pool])
+
+
+def _without(without: _Trial, memory: PoolMemory, measure: Measure) -> Taken:
+    pool = without.now[memory.pool]
+    undone = {undo.key for undo in without.measures}
+    others = [other for other in without.possible if other.key not in undone]
+    instead = () if pool.fits else _least(without, memory.pool, others) or ()
+    return Taken(
+        measure=measure, saved_bytes=_worth(without, memory), fits_without=pool.fits, instead=instead
+    )  # fmt: skip
 
 
 def _least(trial: _Trial, pool: str, measures: Sequence[Measure]) -> tuple[Measure, ...] | None:

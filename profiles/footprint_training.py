@@ -21,7 +21,7 @@ from profiles.footprint import (
     overhead,
     size_of,
 )
-from profiles.footprint_layers import Recompute, Widths, input_width, per_layer, widths
+from profiles.footprint_layers import Recompute, Widths, every_layer, input_width, widths
 from profiles.footprint_serving import weight_bytes, wide
 
 BUCKET_NUMBERS = 5e8
@@ -187,7 +187,7 @@ def _kept(t: Training) -> float:
     if t.recompute == "full":
         each = input_width(t.spec) * size_of(t.dtype) * t.spec.layers
     else:
-        each = sum(_bytes(t, w, grads=False) for w in per_layer(t.spec, tensor=t.tensor, scores=t.scores))
+        each = sum(n * _bytes(t, w, grads=False) for n, w in every_layer(t.spec, tensor=t.tensor, scores=t.scores))
     return _tokens(t) * each
 
 

@@ -29,6 +29,7 @@ class PoolMemory:
 
     Attributes:
         workers: what each worker on it holds there, by the worker's name.
+        peaks: bytes on every device of the pool, as the pool is shared.
         short: what an engine on the pool cannot hold, in words; empty where every engine holds the longest sequence.
     """
 
@@ -37,21 +38,22 @@ class PoolMemory:
     capacity_bytes: float
     how: str
     workers: Mapping[str, Footprint]
+    peaks: Mapping[str, float]
     short: str = ""
 
-    @cached_property
+    @property
     def sum_bytes(self) -> float:
         """With every worker loaded at once."""
-        return sum(found.peak_bytes for found in self.workers.values())
-
-    @cached_property
-    def largest_bytes(self) -> float:
-        """With one worker loaded at a time."""
-        return max((found.peak_bytes for found in self.workers.values()), default=0.0)
+        return together("resident", self.workers)
 
     @property
+    def largest_bytes(self) -> float:
+        """With one worker loaded at a time."""
+        return together("time_sliced", self.workers)
+
+    @cached_property
     def peak_bytes(self) -> float:
-        return self.largest_bytes if self.how == "time_sliced" else self.sum_bytes
+        return together(self.how, self.workers)
 
     @property
     def fits(self) -> bool:
@@ -62,6 +64,12 @@ class PoolMemory:
         """Worker, consumer and bytes at the peak, the largest first."""
         found = [(name, what, size) for name, held in self.workers.items() for what, size in held.consumers.items()]
         return sorted(found, key=lambda row: -row[2])
+
+
+def together(how: str, workers: Mapping[str, Footprint]) -> float:
+    """Bytes on a device that these workers share: the largest where they are loaded one at a time, else the sum."""
+    each = [found.peak_bytes for found in workers.values()]
+    return max(each, default=0.0) if how == "time_sliced" else sum(each)
 
 
 def pools(scenario: Scenario) -> dict[str, PoolMemory]:
@@ -121,14 +129,13 @@ def _fullest(
     scenario: Scenario, pool: str, devices: tuple[str, ...], held: Mapping[str, Mapping[str, Footprint]], short: str
 ) -> PoolMemory:
     sharing = scenario.sharing.get(pool)
-    found = [
-        PoolMemory(
-            pool=pool, device=device, capacity_bytes=_device(scenario, device).memory_bytes,
-            how=sharing.how if sharing else "exclusive", workers=held.get(device, {}), short=short,
-        )
-        for device in devices
-    ]  # fmt: skip
-    return max(found, key=lambda one: one.peak_bytes)
+    how = sharing.how if sharing else "exclusive"
+    needed = {device: together(how, held.get(device, {})) for device in devices}
+    fullest = max(devices, key=lambda device: needed[device])
+    return PoolMemory(
+        pool=pool, device=fullest, capacity_bytes=_device(scenario, fullest).memory_bytes, how=how,
+        workers=held.get(fullest, {}), peaks=needed, short=short,
+    )  # fmt: skip
 
 
 def _device(scenario: Scenario, device: str) -> Device:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.compiled import compiled
+from lab.compiled import allocating, compiled
 from profiles.interpolate import Packed, iteration_seconds, steps_to_bend
 from simulator.blocks import take
 from simulator.scheduler import (
@@ -45,7 +45,7 @@ from simulator.scheduler import (
 Floats = NDArray[np.float64]
 
 
-@compiled
+@allocating
 def jump_length(state: State, most: int) -> int:
     """Iterations, at most `most`, in which every running request gets one token and nothing else happens.
 
@@ -84,7 +84,7 @@ def somebody_may_join(state: State) -> bool:
     return bool(fits(state, index, hits, unheld, tokens))
 
 
-@compiled
+@allocating
 def blocks_allow(state: State, length: int) -> int:
     """Iterations, at most `length`, until the blocks that decoding takes run out."""
     block = state.setting[BLOCK]
@@ -101,7 +101,7 @@ def blocks_allow(state: State, length: int) -> int:
     return length
 
 
-@compiled
+@allocating
 def advance(state: State, steps: int) -> None:
     """So many iterations in which every running request gets one token: blocks are taken in the engine's order."""
     setting, running = state.setting, state.running[: state.count[RUNNING]]
@@ -116,7 +116,7 @@ def advance(state: State, steps: int) -> None:
     state.count[PREFILL] = 0
 
 
-@compiled
+@allocating
 def take_blocks(state: State, steps: int) -> None:
     """Iteration by iteration, in order of the running requests, whoever begins a block takes it."""
     block, running = state.setting[BLOCK], state.running[: state.count[RUNNING]]
@@ -173,7 +173,7 @@ def describe_decoding(state: State, features: Floats) -> None:
     features[7] = features[8] = features[5] + number
 
 
-@compiled
+@allocating
 def later(features: Floats, steps: int) -> Floats:
     """The features of a decoding iteration, so many iterations later."""
     moved = features.copy()
@@ -185,7 +185,7 @@ def later(features: Floats, steps: int) -> Floats:
     return moved
 
 
-@compiled
+@allocating
 def decoding_seconds(table: Packed, features: Floats, steps: int) -> float:
     """Time of so many decoding iterations, the first of which is described."""
     total, done, now = 0.0, 0, features
@@ -198,7 +198,7 @@ def decoding_seconds(table: Packed, features: Floats, steps: int) -> float:
     return total
 
 
-@compiled
+@allocating
 def steps_until(table: Packed, features: Floats, steps: int, seconds: float) -> int:
     """Decoding iterations, at least 1 and at most `steps`, until `seconds` have passed."""
     done, now, left = 0, features, seconds

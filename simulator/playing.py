@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.compiled import compiled
+from lab.compiled import allocating, compiled
 from profiles.interpolate import Packed, iteration_seconds
 from simulator.jump import advance, decoding_seconds, describe, describe_decoding, jump_length, later, steps_until
 from simulator.scheduler import (
@@ -43,7 +43,7 @@ ITERATIONS, PREEMPTIONS, AGAIN, FOUND_TOKENS, PREFILLED, SEQUENCES, SCHEDULED = 
 sequences and tokens of each iteration; the first four are totalled"""
 
 
-@compiled
+@allocating
 def play(
     state: State, table: Packed, arrivals: Floats, times: Floats, totals: NDArray[np.int64], longest_jump: int
 ) -> None:
@@ -63,7 +63,7 @@ def play(
         left -= count[DONE]
 
 
-@compiled
+@allocating
 def turn(
     state: State, table: Packed, clock: Floats, features: Floats, piece: NDArray[np.int64], times: Floats,
     longest_jump: int, until_s: float,
@@ -110,7 +110,9 @@ def _pass(state: State, seconds: float, clock: Floats, times: Floats) -> None:
     update(state, state.flight, count[FLYING])
     _arrive(state, state.flight, count[FLYING], times, clock[NOW])
     clock[UNDER_WAY] = seconds
-    state.flight[: count[PLANNED]] = state.plan[: count[PLANNED]]
+    for place in range(count[PLANNED]):
+        for column in range(4):
+            state.flight[place, column] = state.plan[place, column]
     count[FLYING] = count[PLANNED]
 
 
@@ -139,7 +141,7 @@ def _arrive(state: State, entries: NDArray[np.int64], number: int, times: Floats
         times[state.done[place], LAST] = now
 
 
-@compiled
+@allocating
 def _until(state: State, table: Packed, features: Floats, steps: int, until_s: float, under_way: float) -> int:
     """Iterations, at most `steps`, that are scheduled before `until_s` has passed."""
     if not state.setting[ASYNC]:
@@ -149,7 +151,7 @@ def _until(state: State, table: Packed, features: Floats, steps: int, until_s: f
     return min(1 + steps_until(table, features, steps, until_s - under_way), steps)
 
 
-@compiled
+@allocating
 def _jump(state: State, table: Packed, features: Floats, steps: int, clock: Floats) -> None:
     """Plays so many decoding iterations."""
     clock[NOW] += decoding_seconds(table, features[0], steps)
@@ -163,7 +165,7 @@ def _jump(state: State, table: Packed, features: Floats, steps: int, clock: Floa
     advance(state, steps)
 
 
-@compiled
+@allocating
 def _end_jump(state: State, times: Floats, now: float) -> None:
     """Requests that have all their tokens end, in order of admission."""
     ended = state.running[: state.count[RUNNING]].copy()

@@ -101,7 +101,7 @@ def _generate(world: World, worker: Worker, step: int, prompts: list[int]) -> Pr
 def _piece(world: World, lane: Lane, piece: Piece) -> Process:
     """Iterations of a piece cost an arithmetic series: costs are affine in the context."""
     start, worker = world.now, lane.worker
-    ends = [world.cost(worker, "engine_step", _quantities(world, piece, end)) for end in (0, 1)]
+    ends = [world.cost(worker, "engine_step", _quantities(worker, world, piece, end)) for end in (0, 1)]
     seconds = piece.iterations * (ends[0].seconds + ends[1].seconds) / 2
     yield from world.cores(worker).work(worker, "engine_step", seconds)
     op = "prefill" if piece.prefill_tokens else "decode"
@@ -109,14 +109,14 @@ def _piece(world: World, lane: Lane, piece: Piece) -> Process:
     lane.record(op, start, far, tokens=tokens, iterations=piece.iterations, sequences=piece.sequences)
 
 
-def _quantities(world: World, piece: Piece, end: int) -> dict[str, float]:
-    spec, dtype = world.scenario.spec("actor"), world.scenario.model("actor").dtype
+def _quantities(worker: Worker, world: World, piece: Piece, end: int) -> dict[str, float]:
+    spec = world.scenario.spec("actor")
     return {
         "sequences": float(piece.sequences),
         "tokens": float(piece.tokens),
         "linear_flops": spec.linear_flops(piece.tokens, head_tokens=piece.sequences),
         "attention_flops": spec.attention_flops(piece.token_context[end]),
-        "kv_bytes": piece.context_read[end] * spec.kv_bytes_per_token(dtype),
+        "kv_bytes": piece.context_read[end] * spec.kv_bytes_per_token(worker.kv_dtype),
     }
 
 

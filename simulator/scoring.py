@@ -11,12 +11,12 @@ from simulator.world import Lane, Process, World
 
 
 def passes(
-    spec: ModelSpec, role: str, lengths: Sequence[int], groups: Sequence[Sequence[int]]
+    spec: ModelSpec, role: str, lengths: Sequence[int], groups: Sequence[Sequence[int]], zero_stage: int = 0
 ) -> Iterator[tuple[int, dict[str, float]]]:
     """Tokens and cost quantities of each forward pass."""
     for group in groups:
         longest = max(lengths[i] for i in group)
-        yield sum(lengths[i] for i in group), pass_quantities(spec, role, len(group), longest)
+        yield sum(lengths[i] for i in group), pass_quantities(spec, role, len(group), longest, zero_stage)
 
 
 def score(world: World, stage: str, step: int, lengths: Sequence[int]) -> Process:
@@ -42,13 +42,31 @@ def value(world: World, step: int, lengths: Sequence[int], rank: int) -> Process
     mine = [lengths[i] for i in deal(len(lengths), len(team))[rank]]
     lane = Lane(world, "value", step, team[rank])
     if mine:
-        yield from _forward(world, lane, mine, pack(mine, world.scenario.update.microbatch_tokens))
+        groups, start = pack(mine, world.scenario.update.microbatch_tokens), world.now
+        yield from _forward(world, lane, mine, groups, world.scenario.train("critic").zero_stage)
+        yield from bubble(lane, world.now - start, len(groups))
     yield from world.spend(team[rank], "score_host", _host(mine))
     lane.end(tokens=sum(mine), samples=len(mine))
 
 
-def _forward(world: World, lane: Lane, lengths: Sequence[int], groups: Sequence[Sequence[int]]) -> Process:
-    for tokens, quantities in passes(world.scenario.spec(lane.worker.role), lane.worker.role, lengths, groups):
+def bubble(lane: Lane, busy_s: float, num_microbatches: int) -> Process:
+    """What filling and draining a pipeline adds to the passes of m micro-batches: (p-1)/m of their time.
+
+    Every stage works m of the m + p - 1 slots (Narayanan et al. 2019, PipeDream; 2021). Nothing without a pipeline.
+    """
+    stages = lane.worker.parallelism.pipeline
+    if stages == 1 or not num_microbatches:
+        return
+    start = lane.world.now
+    yield lane.world.env.timeout(busy_s * (stages - 1) / num_microbatches)
+    lane.record("bubble", start, extrapolated=True)
+
+
+def _forward(
+    world: World, lane: Lane, lengths: Sequence[int], groups: Sequence[Sequence[int]], zero_stage: int = 0
+) -> Process:
+    spec, role = world.scenario.spec(lane.worker.role), lane.worker.role
+    for tokens, quantities in passes(spec, role, lengths, groups, zero_stage):
         yield from lane.op("forward", "logprob", quantities, tokens=tokens)
 
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import simpy
 
+from lab.measurement import zero_quantities
 from lab.model import DTYPE_BYTES
 from lab.placement import Worker
 from lab.policies.microbatch import deal, minibatches, pack
 from profiles.memory import ADAM_STATE_BYTES
-from simulator.scoring import passes
+from simulator.scoring import bubble, passes
 from simulator.world import Lane, Process, World
 
 
@@ -49,49 +50,88 @@ def update(world: World, role: str, step: int, lengths: Sequence[int]) -> list[P
 
 
 def _rank(world: World, worker: Worker, rank: int, step: int, lengths: Sequence[int], barrier: Barrier) -> Process:
-    scenario, spec = world.scenario, world.scenario.spec(worker.role)
-    ranks = len(scenario.team(worker.role, "train"))
+    scenario = world.scenario
+    ranks, stage = len(scenario.team(worker.role, "train")), scenario.train(worker.role).zero_stage
     lane = Lane(world, f"update_{worker.role}", step, worker)
     batches = minibatches(len(lengths), scenario.update.minibatch_samples)
+    trained = {"passes": 1.0, "parameters": float(scenario.trainable_parameters(worker.role))} | zero_quantities(stage)
     tokens = 0
     for batch in batches * scenario.algorithm.ppo_epochs:
         mine = [lengths[batch[i]] for i in deal(len(batch), ranks)[rank]]
         tokens += sum(mine)
-        for size, quantities in passes(spec, worker.role, mine, pack(mine, scenario.update.microbatch_tokens)):
-            yield from lane.op("forward", "forward", quantities, tokens=size)
-            yield from lane.op("backward", "backward", quantities, tokens=size)
-        yield from _reduce(world, lane, ranks, barrier)
-        yield from lane.op("optimizer", "optimizer", {"passes": 1.0, "parameters": float(spec.parameters)})
+        last = yield from _microbatches(world, lane, mine, stage)
+        yield from _reduce(world, lane, ranks, barrier, last)
+        yield from lane.op("optimizer", "optimizer", trained)
     samples = len(lengths) // ranks
     host = {"calls": 1.0, "minibatches": float(len(batches) * scenario.algorithm.ppo_epochs), "samples": float(samples)}
     yield from world.spend(worker, "update_host", host | {"tokens": float(tokens)})
     lane.end(tokens=tokens, samples=samples)
 
 
-def _reduce(world: World, lane: Lane, ranks: int, barrier: Barrier) -> Process:
-    """Gradients are averaged once every rank has its own."""
-    if ranks == 1:
+def _microbatches(world: World, lane: Lane, lengths: Sequence[int], zero_stage: int) -> Process:
+    """Forward and backward passes of one rank's part of a mini-batch; returns the seconds of the last backward pass."""
+    groups, start, last = pack(lengths, world.scenario.update.microbatch_tokens), world.now, world.now
+    spec, role = world.scenario.spec(lane.worker.role), lane.worker.role
+    for size, quantities in passes(spec, role, lengths, groups, zero_stage):
+        yield from lane.op("forward", "forward", quantities, tokens=size)
+        last = world.now
+        yield from lane.op("backward", "backward", quantities, tokens=size)
+    last = world.now - last
+    yield from bubble(lane, world.now - start, len(groups))
+    return last
+
+
+def _reduce(world: World, lane: Lane, ranks: int, barrier: Barrier, beside_s: float) -> Process:
+    """Gradients are averaged once every rank has its own; most of it beside the last backward pass, where that can be."""
+    holders = ranks * lane.worker.parallelism.context
+    if holders == 1:
         return
     yield from barrier.wait()
-    role = lane.worker.role
-    size = world.scenario.spec(role).weight_bytes(world.scenario.model(role).dtype)
-    yield from lane.op("grad_sync", "grad_sync", {"calls": 1.0, "bytes": size, "ranks": float(ranks)}, bytes=size)
+    scenario, role = world.scenario, lane.worker.role
+    size = scenario.trainable_parameters(role) * DTYPE_BYTES[scenario.model(role).dtype]
+    quantities = {"calls": 1.0, "bytes": size, "ranks": float(holders), "beside_s": beside_s}
+    yield from lane.op("grad_sync", "grad_sync", quantities, bytes=size)
 
 
 def weight_sync(world: World, step: int) -> Process:
-    """Trainer and engines are held until the last engine has the weights."""
+    """Trainer and engines are held until the last engine has the weights: all of them, or the adapters."""
     scenario = world.scenario
-    sender = scenario.team("actor", "train")[0]
-    lanes = [
-        Lane(world, "weight_sync", step, worker)
-        for worker in (*scenario.team("actor", "train"), *scenario.team("actor", "generate"))
-    ]
-    size = scenario.spec("actor").weight_bytes(scenario.model("actor").dtype)
-    cost, start = world.cost(sender, "weight_sync", {"calls": 1.0, "bytes": size}), world.now
-    yield from world.cores(sender).work(sender, "weight_sync", cost.seconds)
-    for lane in lanes:
-        lane.record("transfer", start, cost.extrapolated, bytes=size)
+    trainers, engines = scenario.team("actor", "train"), scenario.team("actor", "generate")
+    own = [Lane(world, "weight_sync", step, worker) for worker in trainers]
+    others = [Lane(world, "weight_sync", step, worker) for worker in engines]
+    size = scenario.trainable_parameters("actor") * DTYPE_BYTES[scenario.model("actor").dtype]
+    if sharded(world, trainers[0]):
+        yield from _together(world, own, trainers[0], "reshard", "reshard", size)
+    yield from _together(world, own + others, trainers[0], "transfer", "weight_sync", size)
+    yield world.env.all_of([world.env.process(_take(world, lane, size)) for lane in others])
+    for lane in own + others:
         lane.end()
+
+
+def _together(world: World, lanes: Sequence[Lane], payer: Worker, op: str, cost_op: str, size: float) -> Process:
+    """An op that several lanes are held by and one worker is charged for."""
+    cost, start = world.cost(payer, cost_op, {"calls": 1.0, "bytes": size}), world.now
+    yield from world.cores(payer).work(payer, cost_op, cost.seconds)
+    for lane in lanes:
+        lane.record(op, start, cost.extrapolated, bytes=size)
+
+
+def _take(world: World, lane: Lane, size: float) -> Process:
+    """An engine of another dtype converts what it got, and packs weights of eight bits anew."""
+    dtype, sent = lane.worker.dtype, world.scenario.model("actor").dtype
+    if dtype == sent or world.scenario.model("actor").lora is not None:
+        return
+    kept = size * DTYPE_BYTES[dtype] / DTYPE_BYTES[sent]
+    yield from lane.op("convert", "convert", {"calls": 1.0, "bytes": size + kept}, bytes=size + kept)
+    if DTYPE_BYTES[dtype] < 2:
+        yield from lane.op("engine_rebuild", "engine_rebuild", {"calls": 1.0, "bytes": 2 * kept}, bytes=2 * kept)
+
+
+def sharded(world: World, worker: Worker) -> bool:
+    """Whether no single device of a trainer has all of its weights."""
+    spread, ranks = worker.parallelism, len(world.scenario.team(worker.role, "train"))
+    whole = spread.tensor * spread.pipeline * spread.expert == 1
+    return not whole or (world.scenario.train(worker.role).zero_stage == 3 and ranks * spread.context > 1)
 
 
 def checkpoint(world: World, step: int) -> list[Process]:
@@ -108,8 +148,8 @@ def _write(world: World, worker: Worker, ranks: int, step: int) -> Process:
 
 
 def state_bytes(world: World, worker: Worker) -> float:
-    """Weights in their dtype and Adam's states: two moments, and an fp32 copy where the weights are narrower."""
+    """Trained weights in their dtype and Adam's states: two moments, and an fp32 copy where weights are narrower."""
     scenario = world.scenario
     dtype = scenario.model(worker.role).dtype
     states = ADAM_STATE_BYTES - (4.0 if dtype == "float32" else 0.0)
-    return scenario.spec(worker.role).parameters * (DTYPE_BYTES[dtype] + states)
+    return scenario.trainable_parameters(worker.role) * (DTYPE_BYTES[dtype] + states)

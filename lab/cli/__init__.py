@@ -20,11 +20,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-COMMANDS = ("simulate", "execute", "compare", "run", "profile", "calibrate", "validate", "report", "doctor", "schema", "ui")
+COMMANDS = (
+    "simulate", "execute", "compare", "run", "profile", "calibrate", "validate", "fit-memory", "report", "doctor",
+    "schema", "ui",
+)  # fmt: skip
 
 for _name in COMMANDS:
-    _module = importlib.import_module(f"lab.cli.{_name}")
-    app.command(_name)(getattr(_module, _name))
+    _function = _name.replace("-", "_")
+    _module = importlib.import_module(f"lab.cli.{_function}")
+    app.command(_name)(getattr(_module, _function))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -26,7 +26,8 @@ def validate(
     half: Annotated[str, typer.Option("--half", help="Of sets split by sha256(id): even, odd or all.")] = "even",
     json: Json = False,
     output: Annotated[
-        Path | None, typer.Option("--output", help="Also write the result to this file: .md a page, .json with every row.")
+        Path | None,
+        typer.Option("--output", help="Also write the result to this file: .md a page, .json with every row."),
     ] = None,
 ) -> None:
     """Predict what others measured on real hardware, and print the errors."""

@@ -72,7 +72,7 @@ class Tier(Record):
 Entry = TypeVar("Entry", bound=Record)
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML whose mappings hold every key once."""
 
 
@@ -83,7 +83,8 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
             problem = f"the key {key.value!r} stands twice"
             raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
         seen.add(str(key.value))
-    return loader.construct_mapping(node, deep=True)
+    found: dict[Any, Any] = loader.construct_mapping(node, deep=True)
+    return found
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
@@ -107,9 +108,9 @@ def _entry(name: str, value: Any, entry: type[Entry], text: str, file: str) -> E
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join([name, *(str(part) for part in first["loc"])])
-        shown = "" if first["type"] == "missing" or isinstance(first["input"], dict) else f"{first['input']!r}: "
+        told, value = first["msg"].removeprefix("Value error, "), repr(first["input"])
         line = next((i for i, row in enumerate(text.splitlines(), start=1) if row.startswith(f"{name}:")), None)
-        problem = shown + first["msg"].removeprefix("Value error, ")
+        problem = told if isinstance(first["input"], dict) or value in told else f"{value}: {told}"
         remedy = f"the keys of an entry are {', '.join(entry.model_fields)}"
         raise InputError(file=file, line=line, key=key, problem=problem, remedy=remedy) from None
 

@@ -101,7 +101,7 @@ GPU = "{kind: gpu, memory_bytes: 1 GiB, memory_bandwidth: 1 GB/s, flops: {float3
         ("a: {bandwidth: 1 GB/s, latency: 1 us, source: x}\na: {}", "'a' stands twice"),
         ("a: {bandwidth: 1 GB/s, latency: 1 us, latency: 2 us, source: x}", "'latency' stands twice"),
         ("a: {bandwidth: 1 GB/s, latency: 1 us}", "a.source: Field required"),
-        ("a: {bandwidth: 1 GB, latency: 1 us, source: x}", "a.bandwidth: '1 GB': '1 GB' is not a number with one"),
+        ("a: {bandwidth: 1 GB, latency: 1 us, source: x}", "a.bandwidth: '1 GB' is not a number with one"),
         ("a: {bandwidth: -1, latency: 1 us, source: x}", "a.bandwidth: -1"),
         ("a: {bandwidth: .nan, latency: 1 us, source: x}", "a.bandwidth: nan"),
         ("a: {bandwidth: 0, latency: 1 us, source: x}", "a.bandwidth"),

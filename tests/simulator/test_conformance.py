@@ -1,13 +1,12 @@
 """The simulated scheduler against vLLM's, iteration by iteration; vLLM lives in a process of its own."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any
 
 import pytest
 
-from benchmarks.conformance import Case, collect, difference, summary
+from benchmarks import conformance
+from benchmarks.conformance import Case, difference, summary, vllm
 
 Compare = Callable[..., list[Case]]
 
@@ -15,8 +14,8 @@ Compare = Callable[..., list[Case]]
 @pytest.fixture(scope="module")
 def compare() -> Iterator[Compare]:
     """Plays workloads of these seeds on both sides, with some settings of the simulator changed."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
-        yield lambda kind, seeds, **changed: other.submit(collect, kind, seeds, changed).result()
+    with vllm() as process:
+        yield lambda source, seeds, **changed: list(conformance.compare(process, source, seeds, **changed))
 
 
 @pytest.fixture
@@ -37,12 +36,12 @@ def differences(cases: list[Case]) -> dict[int, str]:
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("kind", "seeds"),
+    ("source", "seeds"),
     [("engine", (105, 108, 109)), ("sync", range(12)), ("async", range(12))],
     ids=["engine", "sync", "async"],
 )
-def test_every_decision_is_vllms(compare: Compare, told: Any, kind: str, seeds: Any) -> None:
-    cases = compare(kind, seeds)
+def test_every_decision_is_vllms(compare: Compare, told: Any, source: str, seeds: Any) -> None:
+    cases = compare(source, seeds)
     told(cases)
     assert differences(cases) == {}
     assert 2 * sum(bool(case.preemptions and case.prefix_hits) for case in cases) >= len(cases)
@@ -50,9 +49,9 @@ def test_every_decision_is_vllms(compare: Compare, told: Any, kind: str, seeds: 
 
 @pytest.mark.real
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ["engine", "sync", "async"])
-def test_every_decision_in_fifty_workloads_is_vllms(compare: Compare, told: Any, kind: str) -> None:
-    cases = compare(kind, range(50))
+@pytest.mark.parametrize("source", ["engine", "sync", "async"])
+def test_every_decision_in_fifty_workloads_is_vllms(compare: Compare, told: Any, source: str) -> None:
+    cases = compare(source, range(50))
     told(cases)
     assert differences(cases) == {}
     assert sum(bool(case.preemptions and case.prefix_hits) for case in cases) >= 25
