@@ -149,6 +149,7 @@ def start_engine(scenario: Scenario, folder: Path) -> LLMEngine:
         enable_chunked_prefill=True, kv_cache_memory_bytes=int(rollout.kv_bytes or 0) or None,
         gpu_memory_utilization=rollout.kv_memory_fraction, block_size=rollout.block_tokens,
         enable_prefix_caching=rollout.prefix_caching, async_scheduling=False, scheduler_cls=RecordingScheduler,
+        scheduler_reserve_full_isl=rollout.reserve_full_isl, watermark=rollout.watermark,
         logprobs_mode="processed_logprobs", disable_log_stats=True,
         weight_transfer_config=WeightTransferConfig(backend=BACKEND),
     )  # fmt: skip

@@ -158,6 +158,14 @@ def _engine(scenario: Scenario) -> Iterator[Refusal]:
         yield "rollout.kv_bytes", "workers on a CPU share its memory, so a fraction says nothing", "set it, e.g. 64 MiB"
     elif (needed := _blocks_bytes(scenario.spec("actor"), longest, rollout.block_tokens)) > rollout.kv_bytes:
         yield "rollout.kv_bytes", f"the longest sequence needs {needed:.0f} bytes", "enlarge it"
+    for key, value, only, remedy in (
+        ("async_scheduling", rollout.async_scheduling, (None, False), "remove it"),
+        ("reuse_uncached_first", rollout.reuse_uncached_first, (True,), "remove it: it is a rule of older versions"),
+        ("batching", rollout.batching, ("continuous",), "set it to continuous"),
+        ("kv_layout", rollout.kv_layout, ("paged",), "set it to paged"),
+    ):
+        if value not in only:
+            yield f"rollout.{key}", f"{str(value).lower()} is not what the vLLM installed here does on a CPU", remedy
     if rollout.max_num_batched_tokens < rollout.max_num_seqs:
         problem = f"fewer than max_num_seqs ({rollout.max_num_seqs}), which vLLM refuses"
         yield "rollout.max_num_batched_tokens", problem, f"set it to {rollout.max_num_seqs} or more"

@@ -28,6 +28,8 @@ class EngineSettings:
     reserve_full_isl: bool = True
     """a request is admitted only where the blocks of all its known tokens are free"""
     async_scheduling: bool = False
+    watermark: float = 0.0
+    """share of the blocks that an admission leaves free where others run"""
 
     @property
     def capacity(self) -> int:
@@ -93,6 +95,7 @@ def random_workload(seed: int, block_tokens: int) -> tuple[EngineSettings, list[
         max_num_seqs=draw.choice((2, 4, 8, 16)), max_num_batched_tokens=draw.choice((16, 32, 64, 128, 512)),
         num_blocks=1 + math.ceil(longest / block_tokens * draw.uniform(1.0, 3.0)), block_tokens=block_tokens,
         prefix_caching=draw.random() < 0.9, reserve_full_isl=draw.random() < 0.75,
+        watermark=draw.choice((0.0, 0.0, 0.0, 0.1)),
     ), requests[:60]  # fmt: skip
 
 

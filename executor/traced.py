@@ -100,7 +100,7 @@ def arguments(folder: Path, settings: EngineSettings) -> EngineArgs:
         max_num_batched_tokens=settings.max_num_batched_tokens, enable_chunked_prefill=True,
         num_gpu_blocks_override=settings.num_blocks, kv_cache_memory_bytes=1 << 26,
         block_size=max(settings.block_tokens, BLOCK_MULTIPLE), enable_prefix_caching=settings.prefix_caching,
-        scheduler_reserve_full_isl=settings.reserve_full_isl, async_scheduling=False,
+        scheduler_reserve_full_isl=settings.reserve_full_isl, watermark=settings.watermark, async_scheduling=False,
         scheduler_cls=TracedScheduler, disable_log_stats=True, use_tqdm_on_load=False,
     )  # fmt: skip
 
@@ -197,6 +197,7 @@ def _scheduler(config: VllmConfig, settings: EngineSettings) -> _Traced:
     config.scheduler_config.max_num_batched_tokens = settings.max_num_batched_tokens
     config.scheduler_config.max_num_scheduled_tokens = settings.max_num_batched_tokens
     config.scheduler_config.scheduler_reserve_full_isl = settings.reserve_full_isl
+    config.scheduler_config.watermark = settings.watermark
     config.scheduler_config.async_scheduling = settings.async_scheduling
     config.cache_config.num_gpu_blocks = settings.num_blocks
     config.cache_config.block_size = block

@@ -24,7 +24,7 @@ class Incoherent(ValueError):
 
 def check(scenario: Scenario) -> None:
     """Raises Incoherent for the first rule that does not hold."""
-    for rule in (_models, _pools, _placements, _adapters, _parallel, _sharing, _batches, _lengths):
+    for rule in (_models, _pools, _placements, _parallel, _sharing, _batches, _lengths):
         rule(scenario)
 
 
@@ -90,14 +90,6 @@ def _placements(scenario: Scenario) -> None:
     for key, pool in parts:
         if pool not in scenario.pools:
             raise Incoherent(f"{key}.pool", f"there is no pool {pool!r}", f"the pools are {', '.join(scenario.pools)}")
-
-
-def _adapters(scenario: Scenario) -> None:
-    for role in ("reference", "reward"):
-        model = getattr(scenario.models, role)
-        if model is not None and model.lora is not None:
-            problem = f"the {role} is not trained, so it has no adapters"
-            raise Incoherent(f"models.{role}.lora", problem, "remove it, or set it at the actor or the critic")
 
 
 def _parallel(scenario: Scenario) -> None:

@@ -29,6 +29,9 @@ def _form(value: Any) -> str:
 
 Arch = Annotated[Annotated[str, Tag("named")] | Annotated[ModelSpec, Tag("described")], Discriminator(_form)]
 
+BYTE_WIDE = ("fp8", "int8")
+"""dtypes of weights; what is computed with them, and kept of it, has 16 bits"""
+
 
 class Model(Record):
     """One of the four models: a library entry, the shape of a `config.json`, or like another one."""
@@ -44,8 +47,6 @@ class Model(Record):
     weights: str = Field(
         default="random", description="random (from the seed), or a folder with safetensors", json_schema_extra=LEARNING
     )
-
-    lora: Lora | None = Field(default=None, description="train low-rank adapters only; null: all weights")
 
     @field_validator("arch", mode="before")
     @classmethod
@@ -69,13 +70,27 @@ class Model(Record):
         return self
 
 
+class TrainedModel(Model):
+    """A model that is trained."""
+
+    lora: Lora | None = Field(default=None, description="train low-rank adapters only; null: all weights")
+
+
+class FrozenModel(Model):
+    """A model that only scores."""
+
+    @property
+    def lora(self) -> None:
+        """It has no adapters: nothing of it is trained."""
+
+
 class Models(Record):
     """The models by role; roles that the algorithm does not use are not needed."""
 
-    actor: Model
-    critic: Model | None = None
-    reference: Model | None = None
-    reward: Model | None = Field(default=None, description="not needed where the reward is a function")
+    actor: TrainedModel
+    critic: TrainedModel | None = None
+    reference: FrozenModel | None = None
+    reward: FrozenModel | None = Field(default=None, description="not needed where the reward is a function")
 
 
 class Data(Record):
@@ -97,6 +112,25 @@ class Rollout(Record):
     )
     block_tokens: int = Field(default=16, ge=1, description="tokens of a KV block (block_size)")
     prefix_caching: bool = Field(default=True, description="samples of one prompt share its KV blocks")
+    async_scheduling: bool | None = Field(
+        default=None,
+        description="schedule the next iteration while one is computed; null: as vLLM does, on GPUs but not on a CPU",
+    )
+    reserve_full_isl: bool = Field(
+        default=True, description="a request joins only where all its known tokens fit (scheduler_reserve_full_isl)"
+    )
+    reuse_uncached_first: bool = Field(
+        default=True, description="freed blocks without known content are handed out first: vLLM 0.32; false: vLLM 0.19"
+    )
+    watermark: float = Field(
+        default=0.0, ge=0, lt=1, description="share of KV blocks that admissions leave free beside running requests"
+    )
+    batching: Literal["continuous", "static"] = Field(
+        default="continuous", description="static: the next batch begins when the last request of one has ended"
+    )
+    kv_layout: Literal["paged", "contiguous"] = Field(
+        default="paged", description="contiguous: every request reserves room for the longest sequence when it joins"
+    )
 
 
 class Sampling(Record):
@@ -186,8 +220,8 @@ class Scenario(Record):
             return chosen.arch
         return library_model(chosen.arch) if chosen.arch else self.spec(str(chosen.like))
 
-    def model(self, role: str) -> Model:
-        chosen: Model | None = getattr(self.models, role, None)
+    def model(self, role: str) -> TrainedModel | FrozenModel:
+        chosen: TrainedModel | FrozenModel | None = getattr(self.models, role, None)
         if chosen is None:
             raise ValueError(f"the scenario has no model for the role {role!r}")
         return chosen
@@ -229,11 +263,11 @@ class Scenario(Record):
     ) -> Worker:
         chosen: Model | None = getattr(self.models, role)
         own = chosen.dtype if chosen is not None else "float32"  # a reward function has no model
-        kept = part.kv_dtype if isinstance(part, Generate) else None
+        kept = (part.kv_dtype if isinstance(part, Generate) else None) or (own if own not in BYTE_WIDE else "bfloat16")
         dtype = None if isinstance(part, Train) else part.dtype
         return Worker.model_construct(
             name=name, role=role, work=work, pool=part.pool, devices=devices, threads=part.threads,
-            parallelism=part.parallelism, dtype=dtype or own, kv_dtype=kept or {"fp8": "bfloat16", "int8": "bfloat16"}.get(own, own),
+            parallelism=part.parallelism, dtype=dtype or own, kv_dtype=kept,
         )  # fmt: skip
 
     def train(self, role: str) -> Train:

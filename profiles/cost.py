@@ -12,7 +12,7 @@ from profiles.profile import OpProfile, Profile
 from profiles.roofline import Roofline, backward_factor
 
 if TYPE_CHECKING:
-    from profiles.iteration import EngineTable
+    from profiles.iteration import EngineTable, Iteration
 
 PASSES = frozenset({"forward", "backward", "logprob"})
 
@@ -35,6 +35,7 @@ class CostModel:
         self._roofline = Roofline(scenario=scenario)
         self._profile_of = {name: profiles[self._kind(worker)] for name, worker in scenario.workers.items()}
         self._known = {name: self._measured_model(worker) for name, worker in scenario.workers.items()}
+        self._tables: dict[str, EngineTable] = {}
         self._asked = dict.fromkeys(profiles, 0.0)
         self._extrapolated = dict.fromkeys(profiles, 0.0)
         self._unmeasured: dict[str, set[str]] = {device: set() for device in profiles}
@@ -55,6 +56,11 @@ class CostModel:
 
         From what was fitted on this device kind, else from its profile's kernels, else from the datasheet.
         """
+        if worker.name not in self._tables:
+            self._tables[worker.name] = self._engine_table(worker)
+        return self._tables[worker.name]
+
+    def _engine_table(self, worker: Worker) -> EngineTable:
         from profiles import tables
 
         profile, layout = self._profile_of[worker.name], self._roofline.layout(worker)
@@ -63,6 +69,11 @@ class CostModel:
         if kernels := tables.kernels_of(profile):
             return tables.of_kernels(layout, kernels)
         return self._roofline.engine_table(worker)
+
+    def iterations(self, worker: Worker, seconds: float, ends: tuple[Iteration, Iteration]) -> Cost:
+        """The cost of engine iterations that take so long by the worker's table, the first and the last of them given."""
+        table = self.engine_table(worker)
+        return self.told(worker, "engine_step", Cost(seconds, not all(table.covers(end) for end in ends)))
 
     def threads(self, worker: Worker) -> int:
         """Cores that a worker claims while it computes; a GPU is claimed whole."""

@@ -36,7 +36,7 @@ class Fusion:
     """Which small kernels an engine merges into others; the defaults are those of vLLM on Ampere and Hopper."""
 
     norm_quant: bool = True
-    """8-bit inputs are made inside norms and activations (torch.compile); inputs of 4 bits never are"""
+    """inputs of 8 bits are made inside norms and activations (torch.compile); those of 4 bits or in blocks never are"""
     attention_quant: bool = False
     """attention writes quantised outputs (`enable_attn_fusion`)"""
     allreduce_norm: bool = False
@@ -55,6 +55,7 @@ class Build:
     kv_dtype: str
     tensor_parallel: int
     expert_parallel: int
+    data_parallel: int
     fusion: Fusion
 
     @property
@@ -66,7 +67,7 @@ class Build:
         """Kernels of a layer that do nothing but quantise the input of a product."""
         if WIDTH[self.dtype] >= BF16:
             return 0
-        alone = not self.fusion.norm_quant or WIDTH[self.dtype] < 1
+        alone = not self.fusion.norm_quant or WIDTH[self.dtype] < 1 or self.dtype == "fp8_block"
         before_products = 2 * (alone and not self.fused_reductions)
         return before_products + alone + (not self.fusion.attention_quant)
 
@@ -77,17 +78,20 @@ class Build:
 
 def engine_table(
     spec: ModelSpec, dtype: str, kv_dtype: str, tensor_parallel: int, kernels: Kernels, expert_parallel: int = 1, *,
-    expert_dtype: str | None = None, head_dtype: str = "bfloat16", fusion: Fusion | None = None,
+    expert_dtype: str | None = None, head_dtype: str = "bfloat16", data_parallel: int = 1, fusion: Fusion | None = None,
 ) -> EngineTable:  # fmt: skip
     """Times of one engine of `tensor_parallel` devices.
 
     dtype: of the matrices; experts may have another (`expert_dtype`), and the LM head stays in 16 bits as quantised
     checkpoints leave it (`head_dtype`). kv_dtype: of the cache. With `expert_parallel` the experts are spread over so
-    many of the devices and cut over the rest. Host time is not in it: `step_s` and `sequence_s` are zero.
+    many of the devices and cut over the rest. `data_parallel` engines that share their experts run in lock-step: each
+    computes its own attention, and all tokens meet in the experts. Host time is not in it: `step_s` and `sequence_s`
+    are zero.
     """
     build = Build(
         spec=spec, kernels=kernels, dtype=dtype, expert_dtype=expert_dtype or dtype, head_dtype=head_dtype,
-        kv_dtype=kv_dtype, tensor_parallel=tensor_parallel, expert_parallel=expert_parallel, fusion=fusion or Fusion(),
+        kv_dtype=kv_dtype, tensor_parallel=tensor_parallel, expert_parallel=expert_parallel,
+        data_parallel=data_parallel, fusion=fusion or Fusion(),
     )  # fmt: skip
     before = len(kernels.notes)
     tokens = TOKENS[kernels.token_limit(dtype) >= TOKENS]
@@ -144,11 +148,15 @@ def experts(build: Build, tokens: Floats) -> Floats:
     """Router in 16 bits, routed experts, and the shared expert where there is one."""
     spec, k, moe = build.spec, build.kernels, build.spec.moe
     assert moe is not None
-    ep = build.expert_parallel
+    ep, devices = build.expert_parallel, build.tensor_parallel * build.data_parallel
+    met = tokens * build.data_parallel
     routed = k.moe(
-        build.expert_dtype, tokens, spec.hidden, moe.intermediate, moe.experts_per_token, moe.num_experts,
-        max(1, build.tensor_parallel // ep), ep,
+        build.expert_dtype, met, spec.hidden, moe.intermediate, moe.experts_per_token, moe.num_experts,
+        max(1, devices // ep), ep,
     )  # fmt: skip
+    if build.data_parallel > 1:
+        width = met * spec.hidden * BF16
+        routed = routed + k.collective("all_gather", width, devices) + k.collective("reduce_scatter", width, devices)
     router = k.gemm("bfloat16", tokens, moe.num_experts, spec.hidden)
     shared = mlp(build, tokens, moe.shared_intermediate) if moe.shared_intermediate else 0.0
     return np.asarray(router + routed + shared)

@@ -38,12 +38,16 @@ FORMULAS: dict[str, tuple[str, ...]] = {
 PARALLEL = frozenset({"linear_flops", "attention_flops", "kv_bytes"})
 """terms that more threads divide"""
 
+_PER_SEQUENCE, _CONTEXT = "number of tokens for each sequence", "context"
 RATIOS: dict[frozenset[str], str] = {
-    frozenset({"kv_bytes", "sequences"}): "context of each sequence",
-    frozenset({"attention_flops", "linear_flops"}): "context of each token",
-    frozenset({"kv_bytes", "linear_flops"}): "context of each token",
-    frozenset({"linear_flops", "sequences"}): "number of tokens for each sequence",
-    frozenset({"tokens", "samples"}): "number of tokens for each sample",
+    frozenset({"sequences", "linear_flops"}): _PER_SEQUENCE,
+    frozenset({"attention_flops", "kv_bytes"}): _PER_SEQUENCE,
+    frozenset({"sequences", "kv_bytes"}): _CONTEXT,
+    frozenset({"sequences", "attention_flops"}): _CONTEXT,
+    frozenset({"linear_flops", "kv_bytes"}): _CONTEXT,
+    frozenset({"linear_flops", "attention_flops"}): _CONTEXT,
+    frozenset({"samples", "tokens"}): "number of tokens for each sample",
+    frozenset({"minibatches", "samples"}): "number of samples in each mini-batch",
 }
 """what is the same at all points where two terms rise in proportion"""
 

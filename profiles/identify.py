@@ -48,13 +48,12 @@ def _same(column: Floats, each: Floats) -> bool:
 
 
 def _proportional(names: Sequence[str], columns: Floats) -> str | None:
-    """Two terms that rise in proportion at all points."""
+    """What is the same at all points, because two terms rise in proportion."""
     likeness = columns.T @ columns
-    for i, j in zip(*np.triu_indices(len(names), 1), strict=True):
-        if likeness[i, j] > 1 - SAME**2:
-            shared = RATIOS.get(frozenset({names[i], names[j]}), f"ratio of {names[i]} to {names[j]}")
-            return f"all points have the same {shared}; measure two"
-    return None
+    pairs = zip(*np.triu_indices(len(names), 1), strict=True)
+    alike = [(names[i], names[j]) for i, j in pairs if likeness[i, j] > 1 - SAME**2]
+    shared = dict.fromkeys(RATIOS.get(frozenset(pair), f"ratio of {pair[0]} to {pair[1]}") for pair in alike)
+    return f"all points have the same {' and the same '.join(shared)}; measure a second one" if shared else None
 
 
 def _dependent(names: Sequence[str], columns: Floats) -> str:

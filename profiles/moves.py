@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.library import link as library_link
 from profiles import collectives
@@ -62,7 +62,8 @@ def _memory_pass(layout: Layout, q: Mapping[str, float]) -> float:
 
 
 def _checkpoint(layout: Layout, q: Mapping[str, float]) -> float:
-    return q["bytes"] * _writers(layout) / layout.scenario.hardware.sites[0].storage.write_bandwidth
+    storage = layout.scenario.hardware.sites[0].storage
+    return storage.latency + q["bytes"] * _writers(layout) / storage.write_bandwidth
 
 
 def _checkpoint_read(layout: Layout, q: Mapping[str, float]) -> float:
@@ -75,10 +76,10 @@ def _writers(layout: Layout) -> int:
     return layout.group([rank.devices[0] for rank in team]).per_machine
 
 
-def _read_bandwidth(layout: Layout) -> float:
-    """Of the storage; where only its write bandwidth is known, that."""
-    storage: Any = layout.scenario.hardware.sites[0].storage
-    return float(getattr(storage, "read", None) or storage.write)
+def _from_storage(layout: Layout, size: float) -> float:
+    """Time of `size` bytes from the storage to one machine."""
+    storage = layout.scenario.hardware.sites[0].storage
+    return storage.latency + size / storage.read_bandwidth
 
 
 def _engine_start(layout: Layout, q: Mapping[str, float]) -> float:

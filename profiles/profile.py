@@ -162,7 +162,7 @@ def find(device: str, name: str | None = None) -> Profile:
     """The profile to use for a device kind.
 
     With a name: that one of the library, the file of that path, or `datasheet`; it is used for its own device kind
-    only. Without: this machine's own, if it was measured on this machine; else the library's; else the datasheet.
+    only. Without: the newest local one that was measured on this machine; else the library's; else the datasheet.
     Raises InputError where the name leads nowhere.
     """
     if name == "datasheet":
@@ -170,10 +170,9 @@ def find(device: str, name: str | None = None) -> Profile:
     if name is not None:
         chosen = load(_named(name))
         return chosen if chosen.device == device else find(device)
-    own = local_profile_path(device)
-    if own.exists():
-        profile = load(own)
-        if profile.source.get("machine") == machine():
+    own = sorted(local_profile_path(device).parent.glob(f"{device}-*.yaml"), key=lambda path: -path.stat().st_mtime)
+    for profile in map(load, own):
+        if profile.device == device and profile.source.get("machine") == machine():
             return profile
     fits = [profile for profile in map(load, shipped().values()) if profile.device == device]
     return fits[0] if fits else datasheet(device)

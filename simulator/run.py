@@ -20,10 +20,12 @@ from lab.policies.dispatch import round_robin
 from lab.scenario import Scenario
 from lab.timeline import Header, Timeline, header_of
 from profiles.cost import CostModel
-from profiles.memory import kv_blocks, peaks
+from profiles.memory import peaks
 from profiles.profile import Profile
 from simulator import scoring, update
-from simulator.rollout import Engine, Piece, Request, TooSmall
+from simulator.engine import TooSmall
+from simulator.lockstep import start_engine
+from simulator.rollout import Piece, samples
 from simulator.world import Lane, Process, World
 
 
@@ -68,56 +70,34 @@ def _rollout(world: World, step: int) -> list[Process]:
 
 def _generate(world: World, worker: Worker, step: int, prompts: list[int]) -> Process:
     """One engine's part of a step."""
-    scenario = world.scenario
-    sizes = scenario.workload.prompt_lengths(scenario.seed, step)
-    lengths = scenario.workload.response_lengths(scenario.seed, step)
-    requests = [
-        Request(group=prompt, prompt=int(sizes[prompt]), response=int(length))
-        for prompt in prompts
-        for length in lengths[prompt]
-    ]
-    engine = Engine(rollout=scenario.rollout, num_blocks=kv_blocks(scenario, worker))
-    lane, counts = (
-        Lane(world, "rollout", step, worker),
-        dict.fromkeys(("iterations", "preemptions", "recomputed_tokens"), 0),
-    )
-    for piece in engine.pieces(requests):
+    scenario, requests = world.scenario, samples(world.scenario, step, prompts)
+    engine = start_engine(scenario, worker, world.costs.engine_table(worker), requests)
+    engine.arrive(range(len(requests)))
+    lane = Lane(world, "rollout", step, worker)
+    counts = dict.fromkeys(("iterations", "preemptions", "recomputed_tokens", "cached_tokens"), 0)
+    for piece in engine.pieces():
         yield from _piece(world, lane, piece)
         counts["iterations"] += piece.iterations
         counts["preemptions"] += piece.preempted
         counts["recomputed_tokens"] += piece.recomputed_tokens
-    given, made = sum(request.prompt for request in requests), sum(request.response for request in requests)
+        counts["cached_tokens"] += piece.cached_tokens
+    given, made = int(requests.prompt.sum()), int(requests.response.sum())
     host = {"calls": 1.0, "samples": float(len(requests)), "tokens": float(made)}
     yield from world.spend(worker, "rollout_host", host)
-    counts |= {
-        "samples": len(requests),
-        "prompt_tokens": given,
-        "response_tokens": made,
-        "cached_tokens": engine.cached_tokens,
-    }
-    lane.end(tokens=given + made, **counts)
+    lane.end(
+        tokens=given + made, samples=len(requests), prompt_tokens=given, response_tokens=made, **counts
+    )  # fmt: skip
 
 
 def _piece(world: World, lane: Lane, piece: Piece) -> Process:
-    """Iterations of a piece cost an arithmetic series: costs are affine in the context."""
+    """The iterations of a piece; what comes beside them stretches it."""
     start, worker = world.now, lane.worker
-    ends = [world.cost(worker, "engine_step", _quantities(worker, world, piece, end)) for end in (0, 1)]
-    seconds = piece.iterations * (ends[0].seconds + ends[1].seconds) / 2
-    yield from world.cores(worker).work(worker, "engine_step", seconds)
-    op = "prefill" if piece.prefill_tokens else "decode"
-    tokens, far = piece.iterations * piece.tokens, any(end.extrapolated for end in ends)
-    lane.record(op, start, far, tokens=tokens, iterations=piece.iterations, sequences=piece.sequences)
-
-
-def _quantities(worker: Worker, world: World, piece: Piece, end: int) -> dict[str, float]:
-    spec = world.scenario.spec("actor")
-    return {
-        "sequences": float(piece.sequences),
-        "tokens": float(piece.tokens),
-        "linear_flops": spec.linear_flops(piece.tokens, head_tokens=piece.sequences),
-        "attention_flops": spec.attention_flops(piece.token_context[end]),
-        "kv_bytes": piece.context_read[end] * spec.kv_bytes_per_token(worker.kv_dtype),
-    }
+    cost = world.costs.iterations(worker, piece.seconds, (piece.first, piece.last))
+    yield from world.cores(worker).work(worker, "engine_step", cost.seconds)
+    lane.record(
+        piece.op, start, cost.extrapolated, tokens=piece.iterations * piece.tokens, iterations=piece.iterations,
+        sequences=piece.sequences,
+    )  # fmt: skip
 
 
 def _lengths(world: World, step: int) -> list[int]:

@@ -9,55 +9,68 @@ from lab.cli.options import Json
 
 
 def calibrate(
-    sources: Annotated[list[Path], typer.Argument(help="Folders of measured runs, or files of measurements (.jsonl).")],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of measured runs, files of measurements (.jsonl), step logs of verl (other files)."
+        ),
+    ],
     output: Annotated[
         Path | None, typer.Option("--output", help="The profile to write. Default: this machine's own.")
     ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="Of a step log: the device that its run used, of the device library.")
+    ] = None,
+    log: Annotated[str | None, typer.Option("--log", help="Which log, where a table holds several.")] = None,
     json: Json = False,
 ) -> None:
     """Fit a profile again with what real runs measured, beside the measurements it was fitted to before."""
-    from lab.cli.profile import described, fit_table
+    from lab.cli.profile import described, fit_lines, fit_table
     from lab.cli.show import emit
+    from lab.measurement import read_jsonl
     from profiles.fit import fit
-    from profiles.profile import local_profile_path, local_source
+    from profiles.profile import local_profile_path
 
-    path = output or local_profile_path("cpu-core")
+    measurements = [point for source in sources for point in points(source, device, log)]
+    path = output or local_profile_path(measurements[0].device)
     own = path.with_suffix(".measurements.jsonl")
-    measurements = [point for source in sources for point in points(source)]
-    earlier = points(own) if own.exists() and own not in sources else []
-    found = fit(
-        [*earlier, *measurements],
-        name=path.stem,
-        source=local_source() | {"calibrated_with": [str(s) for s in sources]},
-    )
+    earlier = read_jsonl(own) if own.exists() and own not in sources else []
+    found = fit([*earlier, *measurements], name=path.stem, source=origin(sources, device))
     path.parent.mkdir(parents=True, exist_ok=True)
     found.save(path)
-    emit(
-        described(found, path),
-        json,
-        fit_table(found),
-        [f"{len(earlier)} earlier and {len(measurements)} new measurements", f"profile: {path}"],
-    )
+    counted = f"{len(earlier)} earlier and {len(measurements)} new measurements"
+    emit(described(found, path), json, fit_table(found), [counted, *fit_lines(found), f"profile: {path}"])
 
 
-def points(source: Path) -> list[Any]:
-    """Measurements in a file, or in the spans of a measured run. Raises InputError."""
-    from lab import runs
+def points(source: Path, device: str | None = None, log: str | None = None) -> list[Any]:
+    """Measurements in a file, in a step log, or in the spans of a measured run. Raises InputError."""
+    from lab.measurement import read_jsonl
+    from profiles.readers import runs, verl
+
+    if not source.is_file():
+        return runs.read(source)
+    if source.suffix == ".jsonl":
+        return read_jsonl(source)
+    return verl.read(source, _known(device, source), log)
+
+
+def origin(sources: list[Path], device: str | None) -> dict[str, Any]:
+    """Where the profile comes from; a log of another machine says nothing of this one."""
+    from profiles.profile import local_source
+
+    named = {"calibrated_with": [str(source) for source in sources]}
+    return named | ({"date": local_source()["date"]} if device else local_source())
+
+
+def _known(device: str | None, source: Path) -> str:
     from lab.errors import InputError
-    from lab.measurement import of_spans, read_jsonl
+    from lab.library import device as library_device
 
-    if source.is_file():
-        try:
-            return read_jsonl(source)
-        except ValueError as error:
-            raise InputError(
-                file=str(source), problem=str(error), remedy="name a file that `lab profile` wrote"
-            ) from None
-    timeline, scenario = runs.read(source), runs.read_scenario(source)
-    if timeline.header.origin != "measured":
-        problem = f"the run is {timeline.header.origin}, and a profile is fitted to measurements only"
-        raise InputError(file=str(source), problem=problem, remedy="name a run of `lab execute`")
-    device = scenario.hardware.node_of(next(iter(scenario.devices.values()))[0]).device
-    return of_spans(
-        timeline.spans, model=str(scenario.models.actor.arch), device=device, source=timeline.header.scenario
-    )
+    if device is None:
+        problem = "a step log does not say on which device its run was"
+        raise InputError(file=str(source), key="--device", problem=problem, remedy="name it, as in the device library")
+    try:
+        library_device(device)
+    except ValueError as error:
+        raise InputError(key="--device", problem=str(error), remedy="name one of these") from None
+    return device

@@ -1,5 +1,6 @@
 """Profiles as files: they read back equal, bad ones are named, and the right one is found."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,19 @@ def test_the_local_profile_is_used_on_the_machine_that_measured_it(
     profile("elsewhere").model_copy(update={"source": {"machine": {"cpu": "other", "cores": 512}}}).save(path)
     assert find("cpu-core") == before
     assert find("a100-80g-sxm") == datasheet("a100-80g-sxm")
+
+
+def test_of_several_local_profiles_the_newest_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_DATA_HOME", str(tmp_path))
+    folder = local_profile_path("cpu-core").parent
+    folder.mkdir(parents=True)
+    for age, name in enumerate(("new", "old")):
+        profile(name).save(folder / f"cpu-core-{name}.yaml")
+        os.utime(folder / f"cpu-core-{name}.yaml", (1e9 - age, 1e9 - age))
+    assert find("cpu-core").name == "new"
+    os.utime(folder / "cpu-core-old.yaml", (2e9, 2e9))
+    assert find("cpu-core").name == "old"
+    assert find("cpu-core", "datasheet").kind == "datasheet"
 
 
 def test_names_lead_to_the_library_a_file_the_datasheet_or_an_error(tmp_path: Path) -> None:

@@ -54,6 +54,15 @@ WIDE = {
         "rollout": "serve[2:4]",
     }
 }
+TIGHT: Edits = {
+    "rollout/kv_bytes": 3e5,
+    "rollout/block_tokens": 4,
+    "rollout/max_num_batched_tokens": 24,
+    "workload/prompt_tokens": {"dist": "fixed", "value": 30},
+}
+"""few KV blocks, and prompts longer than the budget: requests wait, are preempted, and find their blocks again"""
+MOE: Edits = {"models/actor/arch": "qwen3-30b-a3b", "place/actor.generate/0/engines": 1}
+PLAIN: Edits = {"place/actor.train/tensor_parallel": 1, "place/actor.train/zero_stage": 0}
 SMALL: Edits = {"arch": "small-llama", "like": None, "dtype": "float32", "weights": "random"}
 
 
@@ -89,6 +98,8 @@ CHANGES: dict[str, Case] = {
     "models/actor/arch": Case(TINY, {"models/actor/arch": "small-llama"}),
     "models/actor/like": Case(TINY, {"models/actor": like("critic")}, {"models/critic": SMALL}),
     "models/actor/dtype": Case(BIG, {"models/actor/dtype": "float32"}),
+    "models/actor/lora/rank": Case(BIG, {"models/actor/lora/rank": 64}, {"models/actor/lora": {"rank": 8}}),
+    "models/critic/lora/rank": Case(BIG, {"models/critic/lora/rank": 64}, {"models/critic/lora": {"rank": 8}}),
     "models/critic/arch": Case(TINY, {"models/critic": SMALL}),
     "models/critic/like": Case(TINY, {"models/critic/like": "reference"}, {"models/reference": SMALL}),
     "models/critic/dtype": Case(BIG, {"models/critic/dtype": "float32"}),
@@ -106,16 +117,37 @@ CHANGES: dict[str, Case] = {
     "place/actor.generate/tensor_parallel": Case(
         BIG, {"place/actor.generate/0/tensor_parallel": 2}, {"place/actor.generate/0/engines": 1}
     ),
+    "place/actor.generate/pipeline_parallel": Case(
+        BIG, {"place/actor.generate/0/pipeline_parallel": 2}, {"place/actor.generate/0/engines": 1}
+    ),
+    "place/actor.generate/data_parallel": Case(BIG, {"place/actor.generate/0/data_parallel": 2}, MOE),
+    "place/actor.generate/expert_parallel": Case(
+        BIG, {"place/actor.generate/0/expert_parallel": 2}, MOE | {"place/actor.generate/0/data_parallel": 2}
+    ),
+    "place/actor.generate/dtype": Case(BIG, {"place/actor.generate/0/dtype": "int8"}),
+    "place/actor.generate/kv_dtype": Case(BIG, {"place/actor.generate/0/kv_dtype": "fp8"}),
     "place/actor.generate/threads": Case(QUICK, {"place/actor.generate/0/threads": 2}),
     "place/actor.train/pool": Case(TINY, {"place/actor.train/pool": "other"}, TWO_MACHINES),
     "place/actor.train/data_parallel": Case(BIG, {"place/actor.train/data_parallel": 2}),
     "place/actor.train/tensor_parallel": Case(BIG, {"place/actor.train/tensor_parallel": 1}),
+    "place/actor.train/pipeline_parallel": Case(BIG, {"place/actor.train/pipeline_parallel": 2}, PLAIN),
+    "place/actor.train/context_parallel": Case(BIG, {"place/actor.train/context_parallel": 2}, PLAIN),
+    "place/actor.train/expert_parallel": Case(
+        BIG, {"place/actor.train/expert_parallel": 2}, MOE | {"place/actor.train/data_parallel": 2}
+    ),
     "place/actor.train/zero_stage": Case(BIG, {"place/actor.train/zero_stage": 3}),
     "place/actor.train/offload": Case(BIG, {"place/actor.train/offload": "optimizer"}),
     "place/actor.train/threads": Case(QUICK, {"place/actor.train/threads": 2}),
     "place/critic.train/pool": Case(TINY, {"place/critic.train/pool": "other"}, TWO_MACHINES),
     "place/critic.train/data_parallel": Case(BIG, {"place/critic.train/data_parallel": 2}, ROOM),
     "place/critic.train/tensor_parallel": Case(BIG, {"place/critic.train/tensor_parallel": 2}, ROOM),
+    "place/critic.train/pipeline_parallel": Case(
+        BIG, {"place/critic.train/pipeline_parallel": 2}, ROOM | {"place/critic.train/zero_stage": 0}
+    ),
+    "place/critic.train/context_parallel": Case(BIG, {"place/critic.train/context_parallel": 2}, ROOM),
+    "place/critic.train/expert_parallel": Case(
+        BIG, {"place/critic.train/expert_parallel": 2}, MOE | ROOM | {"place/critic.train/data_parallel": 2}
+    ),
     "place/critic.train/zero_stage": Case(
         BIG, {"place/critic.train/zero_stage": 3}, ROOM | {"place/critic.train/data_parallel": 2}
     ),
@@ -123,10 +155,12 @@ CHANGES: dict[str, Case] = {
     "place/critic.train/threads": Case(TINY, {"place/critic.train/threads": 2}),
     "place/reference.score/pool": Case(TINY, {"place/reference.score/pool": "other"}, TWO_MACHINES),
     "place/reference.score/tensor_parallel": Case(BIG, {"place/reference.score/tensor_parallel": 2}, WIDE),
+    "place/reference.score/dtype": Case(BIG, {"place/reference.score/dtype": "int8"}),
     "place/reference.score/max_batch_samples": Case(QUICK, {"place/reference.score/max_batch_samples": 4}),
     "place/reference.score/threads": Case(QUICK, {"place/reference.score/threads": 2}),
     "place/reward.score/pool": Case(TINY, {"place/reward.score/pool": "other"}, TWO_MACHINES),
     "place/reward.score/tensor_parallel": Case(BIG, {"place/reward.score/tensor_parallel": 2}, WIDE),
+    "place/reward.score/dtype": Case(BIG, {"place/reward.score/dtype": "int8"}),
     "place/reward.score/max_batch_samples": Case(BIG, {"place/reward.score/max_batch_samples": 4}),
     "place/reward.score/threads": Case(TINY, {"place/reward.score/threads": 2}),
     "place/reward.score/kind": Case(
@@ -140,6 +174,12 @@ CHANGES: dict[str, Case] = {
     "rollout/kv_bytes": Case(QUICK, {"rollout/kv_bytes": 1e6}),
     "rollout/block_tokens": Case(QUICK, {"rollout/block_tokens": 4}),
     "rollout/prefix_caching": Case(QUICK, {"rollout/prefix_caching": False}, {"rollout/block_tokens": 4}),
+    "rollout/async_scheduling": Case(QUICK, {"rollout/async_scheduling": True}),
+    "rollout/reserve_full_isl": Case(QUICK, {"rollout/reserve_full_isl": False}, TIGHT),
+    "rollout/reuse_uncached_first": Case(QUICK, {"rollout/reuse_uncached_first": False}, TIGHT),
+    "rollout/watermark": Case(QUICK, {"rollout/watermark": 0.3}, TIGHT),
+    "rollout/batching": Case(QUICK, {"rollout/batching": "static"}, {"rollout/max_num_seqs": 8}),
+    "rollout/kv_layout": Case(QUICK, {"rollout/kv_layout": "contiguous"}, {"rollout/kv_bytes": 1e6}),
     "update/minibatch_samples": Case(QUICK, {"update/minibatch_samples": 8}),
     "update/microbatch_tokens": Case(QUICK, {"update/microbatch_tokens": 256}),
     "update/recompute": Case(QUICK, {"update/recompute": "full"}),
@@ -155,26 +195,33 @@ for _what in ("prompt", "response"):
         f"{_key}/values": Case(QUICK, {f"{_key}/values": [9, 40]}, {_key: {"dist": "empirical", "values": [9, 30]}}),
     }
 
-MARKED: dict[str, Case] = {
-    "name": Case(QUICK, {"name": "other"}),
-    "cluster/sites/name": Case(BIG, {"cluster/sites/0/name": "b"}),
-    "cluster/sites/storage/read": Case(BIG, {"cluster/sites/0/storage/read": 1e8}),
-    "cluster/sites/nodes/name": Case(
-        TINY, {"cluster/sites/0/nodes/0/name": "m", "pools": {"all": "m[0]", "other": "m[1]"}}, TWO_MACHINES
-    ),
-    "algorithm/clip": Case(QUICK, {"algorithm/clip": 0.1}),
-    "algorithm/gamma": Case(TINY, {"algorithm/gamma": 0.9}),
-    "algorithm/lam": Case(TINY, {"algorithm/lam": 0.5}),
-    "algorithm/value_clip": Case(TINY, {"algorithm/value_clip": 0.5}),
-    "place/reward.score/function": Case(QUICK, {"place/reward.score/function": "mine:reward"}),
-    "sampling/temperature": Case(QUICK, {"sampling/temperature": 0.5}),
-    "optimizer/lr": Case(QUICK, {"optimizer/lr": 0.1}),
-    "optimizer/critic_lr": Case(TINY, {"optimizer/critic_lr": 0.1}),
-    "optimizer/grad_clip": Case(QUICK, {"optimizer/grad_clip": 9.0}),
-} | {
-    f"models/{role}/weights": Case(BIG, {f"models/{role}/weights": "folder"})
-    for role in ("actor", "critic", "reference", "reward")
-}
+MARKED: dict[str, Case] = (
+    {
+        "name": Case(QUICK, {"name": "other"}),
+        "cluster/sites/name": Case(BIG, {"cluster/sites/0/name": "b"}),
+        "cluster/sites/storage/read": Case(BIG, {"cluster/sites/0/storage/read": 1e8}),
+        "cluster/sites/nodes/name": Case(
+            TINY, {"cluster/sites/0/nodes/0/name": "m", "pools": {"all": "m[0]", "other": "m[1]"}}, TWO_MACHINES
+        ),
+        "algorithm/clip": Case(QUICK, {"algorithm/clip": 0.1}),
+        "algorithm/gamma": Case(TINY, {"algorithm/gamma": 0.9}),
+        "algorithm/lam": Case(TINY, {"algorithm/lam": 0.5}),
+        "algorithm/value_clip": Case(TINY, {"algorithm/value_clip": 0.5}),
+        "place/reward.score/function": Case(QUICK, {"place/reward.score/function": "mine:reward"}),
+        "sampling/temperature": Case(QUICK, {"sampling/temperature": 0.5}),
+        "optimizer/lr": Case(QUICK, {"optimizer/lr": 0.1}),
+        "optimizer/critic_lr": Case(TINY, {"optimizer/critic_lr": 0.1}),
+        "optimizer/grad_clip": Case(QUICK, {"optimizer/grad_clip": 9.0}),
+    }
+    | {
+        f"models/{role}/lora/alpha": Case(BIG, {f"models/{role}/lora/alpha": 2.0}, {f"models/{role}/lora": {"rank": 8}})
+        for role in ("actor", "critic")
+    }
+    | {
+        f"models/{role}/weights": Case(BIG, {f"models/{role}/weights": "folder"})
+        for role in ("actor", "critic", "reference", "reward")
+    }
+)
 
 
 def leaves(record: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
