@@ -56,15 +56,15 @@ class Serving:
 
     @property
     def blocks(self) -> int:
-        """KV blocks as the engine counts them (`num_gpu_blocks`), the null block included; at least one.
+        """KV blocks as the engine counts them (`num_gpu_blocks`), the null block included; at least one beside it.
 
         Whole blocks of what the fraction of the device leaves beside everything else (vLLM's determine_available_memory).
         """
         if self.kv_bytes is not None:
             # A size given for the engine is divided over its ranks.
-            return max(1, int(self.kv_bytes // (self.block_bytes * self.tensor * self.pipeline * self.data)))
+            return max(2, int(self.kv_bytes // (self.block_bytes * self.tensor * self.pipeline * self.data)))
         left = self.fraction * self.capacity_bytes - sum(_beside(self).values())
-        return max(1, int(left // self.block_bytes))
+        return max(2, int(left // self.block_bytes))
 
 
 def serving(engine: Serving) -> Footprint:
