@@ -9,7 +9,8 @@ from lab.intervals import Interval, divide
 from lab.timeline import Span, Timeline
 
 COMMUNICATION_STAGES = frozenset({"weight_sync", "transfer"})
-COMMUNICATION_OPS = frozenset({"transfer", "grad_sync", "all_reduce"})
+APART = dict.fromkeys(("transfer", "grad_sync", "all_reduce"), "communication") | {"bubble": "waiting:pipeline"}
+"""accounts of ops that are not the computing of their stage; a bubble is the filling and draining of a pipeline"""
 DISPATCH = "waiting:dispatch"
 """between the end of what a stage waited for and its start: the driver and the calls to the workers"""
 
@@ -42,7 +43,7 @@ def _labelled(timeline: Timeline) -> dict[str, list[tuple[Span, list[tuple[str, 
     """By worker: its stage spans, each with the accounts that its time falls into."""
     inside: dict[str, list[Span]] = defaultdict(list)
     for span in timeline.spans:
-        if span.op in COMMUNICATION_OPS:
+        if span.op in APART:
             inside[span.span_id.split("#")[0]].append(span)
     found: dict[str, list[tuple[Span, list[tuple[str, Interval]]]]] = defaultdict(list)
     for span in timeline.stages():
@@ -50,14 +51,14 @@ def _labelled(timeline: Timeline) -> dict[str, list[tuple[Span, list[tuple[str, 
     return found
 
 
-def _parts(span: Span, communication: list[Span]) -> Iterator[tuple[str, Interval]]:
+def _parts(span: Span, apart: list[Span]) -> Iterator[tuple[str, Interval]]:
     if span.stage in COMMUNICATION_STAGES:
         yield "communication", (span.start_s, span.end_s)
         return
     at = span.start_s
-    for op in communication:
+    for op in apart:
         yield span.stage, (at, op.start_s)
-        yield "communication", (op.start_s, op.end_s)
+        yield APART[op.op], (op.start_s, op.end_s)
         at = op.end_s
     yield span.stage, (at, span.end_s)
 

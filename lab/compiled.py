@@ -28,7 +28,7 @@ MARK = "from lab.compiled import"
 def cache_folder() -> Path:
     """Where compiled functions of exactly these sources are kept; `LAB_DATA_HOME` overrides the user's cache folder."""
     root, digest = Path(__file__).parent.parent, hashlib.sha256(numba.__version__.encode())
-    for path in sorted(path for folder in FOLDERS for path in (root / folder).glob("*.py")):
+    for path in (Path(__file__), *sorted(path for folder in FOLDERS for path in (root / folder).glob("*.py"))):
         source = path.read_bytes()
         if MARK.encode() in source:
             digest.update(path.name.encode() + source)

@@ -84,6 +84,10 @@ class EngineTable:
     """per token of context that is read from the KV cache"""
     capture_sizes: Floats = field(default_factory=lambda: np.zeros(0))
     """token counts that iterations are padded up to (CUDA graphs), rising; above the last nothing is padded"""
+    most_pairs: float = np.finfo(float).max
+    """largest `token_context` that was measured"""
+    most_read: float = np.finfo(float).max
+    """largest `context_read` that was measured"""
     measured: bool = False
     """False: nothing here was measured; True: inside the ends of the grids it was"""
 
@@ -123,7 +127,8 @@ class EngineTable:
             (self.decode_grid, iteration.decodes),
             (self.context_grid, iteration.mean_context),
         )
-        return all(len(grid) == 1 or value <= grid[-1] * 1.01 for grid, value in asked)
+        read = iteration.token_context <= self.most_pairs * 1.01 and iteration.context_read <= self.most_read * 1.01
+        return read and all(len(grid) == 1 or value <= grid[-1] * 1.01 for grid, value in asked)
 
     def packed(self) -> Packed:
         """Axes, values and constants in the order that the compiled functions take them."""

@@ -16,16 +16,15 @@ from lab.library import device as library_device
 from lab.load import read_record
 from lab.records import Record
 from lab.runs import write_atomically
+from profiles.curve import Curve, Range
 from profiles.formula import FORMULAS
 
 MAX_COEFFICIENT = 1e6
-
-
-class Range(Record):
-    """Smallest and largest measured value of a quantity."""
-
-    low: float
-    high: float
+KERNELS = (
+    "gemm", "context_attention", "generation_attention", "moe", "all_reduce", "all_reduce_eager", "fused_all_reduce",
+    "all_gather", "reduce_scatter", "all_to_all",
+)  # fmt: skip
+"""what a curve may be of"""
 
 
 class HeldOut(Record):
@@ -89,6 +88,10 @@ class Profile(Record):
     models: tuple[str, ...] = Field(default=(), description="architectures that were measured")
     source: dict[str, Any] = Field(default_factory=dict, description="machine, software, date")
     ops: dict[str, OpProfile] = Field(default_factory=dict)
+    kernels: dict[str, Curve] = Field(
+        default_factory=dict,
+        description="GPU kernels, named as profiles/compact.py says: gemm.bfloat16, all_reduce.8, …",
+    )
     notes: tuple[str, ...] = Field(default=(), description="what the measurements could not determine, and why")
 
     @model_validator(mode="after")
@@ -100,6 +103,9 @@ class Profile(Record):
             unknown = sorted({*part.coefficients, *part.ranges} - set(FORMULAS[op]))
             if unknown:
                 raise ValueError(f"{op} has no term {unknown[0]!r}; its terms are {', '.join(FORMULAS[op])}")
+        for name in self.kernels:
+            if name.split(".")[0] not in KERNELS:
+                raise ValueError(f"there is no kernel {name!r}; they begin with {', '.join(KERNELS)}")
         return self
 
     def save(self, path: Path) -> None:
@@ -174,8 +180,21 @@ def find(device: str, name: str | None = None) -> Profile:
     for profile in map(load, own):
         if profile.device == device and profile.source.get("machine") == machine():
             return profile
-    fits = [profile for profile in map(load, shipped().values()) if profile.device == device]
+    fits = [profile for profile in library().values() if profile.device == device]
     return fits[0] if fits else datasheet(device)
+
+
+def library(folder: Path | None = None) -> dict[str, Profile]:
+    """All profiles of a folder (default: those that come with the lab) by name. Raises InputError where two share one."""
+    found: dict[str, tuple[Path, Profile]] = {}
+    for path in sorted((folder or Path(str(resources.files("profiles"))) / "library").glob("*.yaml")):
+        profile = load(path)
+        if profile.name in found:
+            first = found[profile.name][0]
+            problem = f"the profile {profile.name!r} is also in {first.name}"
+            raise InputError(file=str(path), key="name", problem=problem, remedy="give each profile a name of its own")
+        found[profile.name] = (path, profile)
+    return {name: profile for name, (_, profile) in found.items()}
 
 
 def _named(name: str) -> Path:

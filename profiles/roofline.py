@@ -153,24 +153,22 @@ def _optimizer(layout: Layout, q: Mapping[str, float]) -> float:
 
 
 def _grad_sync(layout: Layout, q: Mapping[str, float]) -> float:
-    """What of it the backward pass does not hide: all but the last bucket where that pass is long enough."""
-    whole = gradient_seconds(layout, q["bytes"])
-    last = whole * min(1.0, BUCKET_BYTES / max(q["bytes"] * layout.share, 1.0))
-    return max(whole - q.get("beside_s", 0.0), last)
+    """Averaging gradients of `bytes` in all (Rajbhandari et al. 2020), as far as the backward pass does not hide it.
 
-
-def gradient_seconds(layout: Layout, size: float) -> float:
-    """Averaging gradients of `size` bytes in all (Rajbhandari et al. 2020).
-
-    ZeRO 0: an all-reduce; 1 and 2: a reduce-scatter, and the changed weights are gathered; 3: a reduce-scatter.
+    ZeRO 0: an all-reduce; 1 and 2: a reduce-scatter, and after the step the changed weights are gathered; 3: a
+    reduce-scatter. Buckets are reduced during the backward pass, but for the last one; the gathering is not hidden.
     """
     stage = layout.scenario.train(layout.worker.role).zero_stage
-    ops = {0: ("all_reduce",), 3: ("reduce_scatter",)}.get(stage, ("reduce_scatter", "all_gather"))
+    reduced = replicas_seconds(layout, "reduce_scatter" if stage else "all_reduce", q["bytes"])
+    gathered = replicas_seconds(layout, "all_gather", q["bytes"]) if stage in (1, 2) else 0.0
+    last = reduced * min(1.0, BUCKET_BYTES / max(q["bytes"] * layout.share, 1.0))
+    return gathered + max(reduced - q.get("beside_s", 0.0), last)
+
+
+def replicas_seconds(layout: Layout, op: str, size: float) -> float:
+    """A collective on weights or gradients of `size` bytes in all, over the ranks that hold the same ones."""
     dense, experts = layout.parts(size)
-    return sum(
-        collectives.seconds(op, dense, layout.gradients) + collectives.seconds(op, experts, layout.expert_gradients)
-        for op in ops
-    )
+    return collectives.seconds(op, dense, layout.gradients) + collectives.seconds(op, experts, layout.expert_gradients)
 
 
 def _dispatch(layout: Layout, q: Mapping[str, float]) -> float:
@@ -223,10 +221,7 @@ def _gather(layout: Layout, work: float) -> float:
     if layout.worker.work != "train" or layout.scenario.train(layout.worker.role).zero_stage < 3:
         return 0.0
     layers = layout.spec.layers / layout.worker.parallelism.pipeline
-    dense, experts = layout.parts(layout.spec.weight_bytes(layout.worker.dtype) / layers)
-    layer = collectives.seconds("all_gather", dense, layout.gradients) + collectives.seconds(
-        "all_gather", experts, layout.expert_gradients
-    )
+    layer = replicas_seconds(layout, "all_gather", layout.spec.weight_bytes(layout.worker.dtype) / layers)
     return layer + max(0.0, (layers - 1) * layer - work)
 
 

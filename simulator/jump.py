@@ -105,6 +105,8 @@ def blocks_allow(state: State, length: int) -> int:
 def advance(state: State, steps: int) -> None:
     """So many iterations in which every running request gets one token: blocks are taken in the engine's order."""
     setting, running = state.setting, state.running[: state.count[RUNNING]]
+    if len(running) < setting[MAX_TOKENS]:
+        state.count[OPEN] = 0  # as `admit` does where nobody can join
     if not setting[CONTIGUOUS]:
         take_blocks(state, steps)
     for place in range(len(running)):

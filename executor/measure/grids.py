@@ -33,6 +33,8 @@ class Grid:
     """(samples, tokens of each)"""
     trained: tuple[tuple[int, int, int], ...] = ()
     """(samples, tokens of each, tokens of the last), in mini-batches of MINIBATCH; a short last one passes alone"""
+    split: tuple[tuple[int, int, int], ...] = ()
+    """the same, in mini-batches of half as many"""
     bytes: tuple[int, ...] = field(default=(1 << 10, 1 << 15, 1 << 18, 1 << 20, 1 << 22))
     """of collectives"""
 
@@ -48,8 +50,9 @@ FITTED = Grid(
     scored=((1, 24), (4, 32), (8, 64), (16, 24), (16, 96), (32, 44), (32, 84), (32, 120), (64, 48)),
     trained=(
         (16, 12, 12), (16, 24, 24), (16, 40, 40), (32, 32, 32), (16, 64, 64), (16, 96, 96), (16, 128, 128),
-        (32, 112, 112), (16, 156, 156), (16, 164, 24), (16, 168, 64), (24, 48, 48), (8, 96, 96),
+        (32, 112, 112), (16, 156, 156), (16, 164, 24), (16, 168, 64),
     ),
+    split=((16, 24, 24), (32, 24, 24)),
 )  # fmt: skip
 
 HELD_OUT = Grid(

@@ -55,7 +55,8 @@ class Sweep:
         engine += [] if neighbours else self._engine_tasks(HELD_OUT, SOURCE_HELD_OUT)
         scored = [lambda shape=shape: self._of(self._score(shape)) for shape in FITTED.scored]
         trained = [lambda shape=shape: self._of(self.train(shape)) for shape in FITTED.trained]
-        width = -(-len(engine) // len(FITTED.trained))
+        trained += [lambda shape=shape: self._of(self._split(shape)) for shape in FITTED.split]
+        width = -(-len(engine) // len(trained))
         groups = [engine[i : i + width] for i in range(0, len(engine), width)]
         found = []
         for group, score, train in zip_longest(groups, scored, trained):
@@ -122,6 +123,12 @@ class Sweep:
         return [
             self._timed(worker.score, self._step, samples, results=2)[1] for worker in (self.reference, self.reward)
         ] + [self._timed(self.critic.values, self._step, samples, results=2)[1]]
+
+    def _split(self, shape: tuple[int, int, int]) -> list[Any]:
+        batch, _ = self.batch(shape)
+        return [
+            self.in_process(trainer, training.update, batch, MINIBATCH // 2) for trainer in (self.actor, self.critic)
+        ]
 
     def train(self, shape: tuple[int, int, int]) -> list[Any]:
         batch, prepared = self.batch(shape)

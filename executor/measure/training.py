@@ -25,6 +25,17 @@ def send(trainer: Trainer, step: int, share: float) -> dict[str, Any]:
     return {"spans": trainer.recorder.take()}
 
 
+def update(trainer: Trainer, step: int, batch: Samples, minibatch: int) -> dict[str, Any]:
+    """An update in mini-batches of another size than the scenario's."""
+    own = trainer.scenario
+    split = own.update.model_copy(update={"minibatch_samples": minibatch})
+    trainer.scenario = own.model_copy(update={"update": split})
+    try:
+        return trainer.update(step, batch)
+    finally:
+        trainer.scenario = own
+
+
 def checkpoints(trainer: Trainer) -> list[Measurement]:
     """Writes and reads back a checkpoint of the weights alone, and one with the optimizer's state."""
     from executor.checkpoint import read, write

@@ -45,7 +45,8 @@ MEMORY = {
 """bytes of a device, from the vendor's datasheets"""
 RESERVED = 4e9
 """bytes of a device for activations, CUDA graphs and communication (vLLM's start-up logs show 2-6 GB)"""
-CONSTANTS = ("step_s", "sequence_s", "prefill_step_s")
+NUM_CONSTANTS = 3
+"""seconds per iteration, per scheduled sequence, per layer of an iteration with prefill"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class Played:
     tpot_s: float
     ttft_s: float
     tpot_per: Floats
-    """(3,) by CONSTANTS; the last per layer"""
+    """(3,) for each of the constants"""
     ttft_per: Floats
     waits: bool
     """for room in the KV cache: not all clients are served at once"""
@@ -148,10 +149,8 @@ def _played(case: Case, engine: Engine, table: EngineTable, blocks: int, notes: 
         async_scheduling=engine.asynchronous,
     )  # fmt: skip
     base = _means(replay(table, settings, requests), responses, case.clients)
-    added = [
-        _means(replay(replace(table, **{name: 1.0}), settings, requests), responses, case.clients) - base
-        for name in CONSTANTS
-    ]
+    costed = replace(table, step_s=1.0), replace(table, sequence_s=1.0), replace(table, prefill_step_s=1.0)
+    added = [_means(replay(own, settings, requests), responses, case.clients) - base for own in costed]
     share = np.array(added) * np.array([[1.0], [1.0], [float(engine.spec.layers)]])
     held = case.clients * 0.9 * (case.prompt + case.response)
     return Played(
@@ -172,7 +171,7 @@ def _means(played: Replayed, responses: NDArray[np.int64], clients: int) -> Floa
 
 
 def fit(parts: Sequence[Played]) -> Floats:
-    """CONSTANTS (the last per layer), not negative: robust least squares on relative errors, all groups weighing alike.
+    """The constants, not negative: robust least squares on relative errors, all groups weighing alike.
 
     Cases that wait for KV room are left out: their time depends on a capacity that is assumed.
     """
@@ -184,7 +183,7 @@ def fit(parts: Sequence[Played]) -> Floats:
     rows = np.array([part.tpot_per for part in used]) / measured[:, None]
     left = 1 - np.array([part.tpot_s for part in used]) / measured
     even = np.array([1.0 / names.count(name) for name in names])
-    pull, found = even.copy(), np.zeros(len(CONSTANTS))
+    pull, found = even.copy(), np.zeros(NUM_CONSTANTS)
     for _ in range(10):
         root = np.sqrt(pull)
         found, _ = nnls(rows * root[:, None], left * root)

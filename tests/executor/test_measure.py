@@ -118,9 +118,9 @@ def test_real_workers_yield_every_op_alone_and_beside_a_busy_core(
     local_ray: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     small = replace(
-        grids.FITTED, decode=((2, 16), (8, 32)), mixed=grids.FITTED.mixed[1:2], rollouts=((4, 16, 6), (8, 24, 6)),
+        grids.FITTED, decode=((2, 16), (8, 32)), mixed=grids.FITTED.mixed[1:2], rollouts=((4, 16, 6), (8, 24, 6), (8, 24, 12)),
         scored=((4, 24), (8, 48), (12, 48)), bytes=(1 << 10, 1 << 18),
-        trained=((16, 24, 24), (24, 48, 24), (8, 96, 96), (32, 24, 24), (16, 64, 12)),
+        trained=((16, 24, 24), (32, 48, 48), (16, 96, 96), (16, 64, 12)), split=((16, 24, 24),),
     )  # fmt: skip
     monkeypatch.setattr(sweep, "FITTED", small)
     monkeypatch.setattr(parts, "FITTED", small)

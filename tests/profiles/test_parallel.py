@@ -93,6 +93,12 @@ def test_gradients_hide_behind_the_backward_pass_but_for_the_last_bucket() -> No
     assert cost(scenario, "grad_sync", size | {"beside_s": 10.0}) == pytest.approx(whole * 25e6 / 15e9)
 
 
+def test_after_a_sharded_step_the_gathering_of_weights_is_not_hidden() -> None:
+    size = {"calls": 1.0, "bytes": 15e9, "ranks": 8.0, "beside_s": 10.0}
+    gathering = 7 / 8 * 15e9 / (300e9 * 0.8)
+    assert cost(made({"data_parallel": 8, "zero_stage": 1}), "grad_sync", size) == pytest.approx(gathering, rel=0.01)
+
+
 def test_weights_gathered_for_zero_3_hide_behind_the_pass() -> None:
     whole = cost(made({"data_parallel": 8, "zero_stage": 2}), "forward", PASS)
     gathered = cost(made({"data_parallel": 8, "zero_stage": 3}), "forward", PASS)

@@ -113,7 +113,7 @@ def test_ops_lie_inside_their_stage_in_order(chosen: Scenario) -> None:
 def test_jumps_and_single_steps_take_the_same_time(chosen: Scenario) -> None:
     fast = play(chosen)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("simulator.run.Engine", partial(Engine, max_jump=1))
+        patch.setattr("simulator.lockstep.Engine", partial(Engine, max_jump=1))
         exact = play(chosen)
     assert len(exact.spans) >= len(fast.spans)
     ends = {span.span_id: span.end_s for span in exact.stages()}

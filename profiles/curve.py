@@ -1,0 +1,100 @@
+"""Curve: how long a kind of kernel takes over a few sizes, as values on a coarse grid; what shipped profiles hold."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import Field, model_validator
+
+from lab.records import Record
+
+Floats = NDArray[np.float64]
+
+
+class Range(Record):
+    """Smallest and largest measured value of a quantity."""
+
+    low: float
+    high: float
+
+
+class Curve(Record):
+    """Values on a grid of sizes, interpolated in the logarithms of sizes and values.
+
+    With `unit: s` the values are seconds; with `unit: x roofline` they are multiples of the roofline that
+    `profiles.compact` names for the kernel, so that what lies between or beyond the grid follows the roofline.
+    """
+
+    axes: dict[str, tuple[float, ...]] = Field(
+        min_length=1, description="sizes by name, rising; the last varies fastest"
+    )
+    values: tuple[float, ...] = Field(min_length=1, description="above 0, flat in the order of the axes")
+    unit: Literal["s", "x roofline"]
+    points: int = Field(ge=1, description="measurements that were fitted")
+    held_out: int = Field(default=0, ge=0, description="measurements that were not; the residuals are theirs")
+    residual_median: float = Field(ge=0, description="median of |predicted / measured - 1|")
+    residual_p90: float = Field(ge=0)
+    ranges: dict[str, Range] = Field(description="measured range of each axis")
+    source: dict[str, Any] = Field(default_factory=dict, description="package, versions, licence, table")
+
+    @model_validator(mode="after")
+    def _possible(self) -> Curve:
+        for name, axis in self.axes.items():
+            if not axis or any(not 0 < x < math.inf for x in axis):
+                raise ValueError(f"axis {name} must hold sizes above 0")
+            if any(a >= b for a, b in pairwise(axis)):
+                raise ValueError(f"axis {name} does not rise")
+        wanted = math.prod(len(axis) for axis in self.axes.values())
+        if len(self.values) != wanted:
+            raise ValueError(f"there are {len(self.values)} values where the axes make {wanted}")
+        wrong = [value for value in self.values if not 0 < value < math.inf]
+        if wrong:
+            raise ValueError(f"the value {wrong[0]} is no time: each must be a number above 0")
+        for name in self.axes:
+            span = self.ranges.get(name)
+            if span is None:
+                raise ValueError(f"the range of {name} is missing")
+            if not span.low <= span.high:
+                raise ValueError(f"the range of {name} is empty: low is {span.low}, high is {span.high}")
+        return self
+
+    @cached_property
+    def _grid(self) -> tuple[tuple[Floats, ...], Floats]:
+        axes = tuple(np.log(np.array(axis)) for axis in self.axes.values())
+        return axes, np.log(np.array(self.values)).reshape([len(axis) for axis in axes])
+
+    def at(self, **sizes: ArrayLike) -> Floats:
+        """Values at broadcast sizes; beyond the grid its end holds."""
+        axes, table = self._grid
+        places = [np.asarray(sizes[name], dtype=float) for name in self.axes]
+        asked = np.broadcast_arrays(*places)
+        cells = [_cell(axis, np.log(np.maximum(x, 1e-300))) for axis, x in zip(axes, asked, strict=True)]
+        total = np.zeros(asked[0].shape)
+        for corner in np.ndindex(*(2,) * len(axes)):
+            weight = np.ones(asked[0].shape)
+            index = []
+            for (low, share), side, axis in zip(cells, corner, axes, strict=True):
+                weight = weight * (share if side else 1 - share)
+                index.append(np.minimum(low + side, len(axis) - 1))
+            total = total + weight * table[tuple(index)]
+        return np.asarray(np.exp(total))
+
+    def covers(self, **sizes: ArrayLike) -> bool:
+        """Whether all sizes lie in the measured range (1 % beyond is not called extrapolation)."""
+        return all(
+            np.min(sizes[name]) >= self.ranges[name].low * 0.99 and np.max(sizes[name]) <= self.ranges[name].high * 1.01
+            for name in self.axes
+        )
+
+
+def _cell(axis: Floats, x: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """The interval that holds x, and the place in it from 0 to 1."""
+    if len(axis) == 1:
+        return np.zeros(x.shape, dtype=np.int64), np.zeros(x.shape)
+    low = np.clip(np.searchsorted(axis, x, side="right") - 1, 0, len(axis) - 2)
+    return low, np.clip((x - axis[low]) / (axis[low + 1] - axis[low]), 0.0, 1.0)
