@@ -106,7 +106,7 @@ class CostModel:
         profile = self._profile_of[worker.name]
         self._asked[profile.device] += cost.seconds
         self._extrapolated[profile.device] += cost.seconds if cost.extrapolated else 0.0
-        known = op in profile.ops or (op == "engine_step" and getattr(profile, "kernels", None))
+        known = op in profile.ops or (op == "engine_step" and profile.kernels)
         if not known and profile.kind == "measured":
             self._unmeasured[profile.device].add(op)
         return cost

@@ -73,7 +73,7 @@ class Curve(Record):
         axes, table = self._grid
         places = [np.asarray(sizes[name], dtype=float) for name in self.axes]
         asked = np.broadcast_arrays(*places)
-        cells = [_cell(axis, np.log(np.maximum(x, 1e-300))) for axis, x in zip(axes, asked, strict=True)]
+        cells = [cell(axis, np.log(np.maximum(x, 1e-300))) for axis, x in zip(axes, asked, strict=True)]
         total = np.zeros(asked[0].shape)
         for corner in np.ndindex(*(2,) * len(axes)):
             weight = np.ones(asked[0].shape)
@@ -92,7 +92,7 @@ class Curve(Record):
         )
 
 
-def _cell(axis: Floats, x: Floats) -> tuple[NDArray[np.int64], Floats]:
+def cell(axis: Floats, x: Floats) -> tuple[NDArray[np.int64], Floats]:
     """The interval that holds x, and the place in it from 0 to 1."""
     if len(axis) == 1:
         return np.zeros(x.shape, dtype=np.int64), np.zeros(x.shape)

@@ -16,7 +16,8 @@ from lab.library import device as library_device
 from lab.load import read_record
 from lab.records import Record
 from lab.runs import write_atomically
-from profiles.curve import Curve, Range
+from profiles.curve import Curve
+from profiles.curve import Range as Range
 from profiles.formula import FORMULAS
 
 MAX_COEFFICIENT = 1e6

@@ -53,7 +53,7 @@ def of_fit(layout: Layout, fitted: OpProfile, *, measured: bool) -> EngineTable:
 
 def kernels_of(profile: Profile) -> Kernels | None:
     """The kernel curves of a profile; None where it has none."""
-    if not getattr(profile, "kernels", None):
+    if not profile.kernels:
         return None
     from profiles.compact import CompactKernels
 
