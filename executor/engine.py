@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -137,8 +138,23 @@ class GlooWeights(WeightTransferEngine[Rendezvous, Update]):
         self.group = None
 
 
+class SeededGenerator(torch.Generator):
+    """A request's random numbers on a CPU, where PyTorch's own generator has no offset.
+
+    vLLM draws a token even after a chunk of a prompt that is not its last, drops it, and sets the offset back by one
+    draw. Here the drawn number stays used: still the same numbers for the same seed and the same chunks.
+    """
+
+    def get_offset(self) -> int:
+        return 0
+
+    def set_offset(self, offset: int) -> None:
+        """Leaves the state as it is."""
+
+
 def start_engine(scenario: Scenario, folder: Path) -> LLMEngine:
     """An engine in this process with the network in `folder` and the scenario's settings."""
+    torch.Generator = SeededGenerator  # type: ignore[misc]
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, GlooWeights)
     rollout = scenario.rollout

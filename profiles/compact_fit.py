@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.curve import Curve, Floats, Range
+from profiles.curve import DIGITS, Curve, Floats, Range
 
 HELD_OUT = 5
 """every fifth row, drawn with a fixed seed"""
@@ -21,7 +21,6 @@ SMOOTH = 0.02
 """weight of the difference of two neighbouring values, against one measured row"""
 ROBUST = 0.1
 """residual beyond which a row's pull no longer grows (Huber 1964)"""
-DIGITS = 4
 
 
 def fit_curve(

@@ -30,8 +30,12 @@ ENGINE_STEP_S = {"gpu": 1.0e-3, "cpu": 8.0e-3}
 """host time of one engine iteration: 0.7-1.6 ms on a GPU server (Agrawal et al. 2024, Vidur); CPU: measured order"""
 ENGINE_SEQUENCE_S = 2.0e-5
 """host time per running sequence and iteration: 0.006-0.035 ms in fits to public serving measurements"""
-LAYER_PASS_S = {"gpu": 2.0e-4, "cpu": 1.0e-3}
-"""launching the kernels of one layer: some twenty kernels of about 10 us on a GPU; CPU: measured order"""
+EXPERT_EFFICIENCY = 0.2
+"""share of peak FLOP/s of routed experts in training, sorting of tokens included: Qwen3-30B-A3B reaches 28 % of an H100
+in all, where dense models reach 39-43 % (NVIDIA NeMo AutoModel, performance summary, 2026)"""
+LAYER_PASS_S = {"gpu": 1.5e-3, "cpu": 1.0e-3}
+"""host time of one layer's pass: some forty kernels launched from Python; a GPU computes meanwhile, a CPU does not.
+GPU: passes of about 1000 tokens of a 0.5B model in public verl logs take 1.5-3 ms a layer; CPU: measured order"""
 DISPATCH_S = 7.0e-3
 """one remote call, driver to worker and back: measured with Ray on one machine"""
 HOST_CALL_S, HOST_SAMPLE_S = 1.0e-3, 5.0e-5
@@ -116,25 +120,38 @@ def _engine_step(layout: Layout, q: Mapping[str, float]) -> float:
     return seconds(layout, q)
 
 
-def _pass(layout: Layout, q: Mapping[str, float], *, linear: float, attention: float, reductions: float) -> float:
-    """A micro-batch on one pipeline stage: work, launches, collectives in its layers, and weights gathered for it."""
-    spec, spread = layout.spec, layout.worker.parallelism
+def _pass(layout: Layout, q: Mapping[str, float], *, products: float, times: float) -> float:
+    """A micro-batch on one pipeline stage: work, launches, collectives in its layers, and weights gathered for it.
+
+    `products`: how often the forward pass's arithmetic is done; `times`: how often its layers are gone through.
+    """
+    spread, kind = layout.worker.parallelism, layout.device.kind
     flops = peak(layout) * TRAIN_EFFICIENCY * spread.tensor * spread.pipeline * spread.context
-    launches = attention * spec.layers * LAYER_PASS_S[layout.device.kind] / spread.pipeline
-    work = (linear * q["linear_flops"] + attention * q["attention_flops"]) / flops + launches
+    work = products * (q["linear_flops"] * expert_factor(layout) + q["attention_flops"]) / flops
+    launches = times * layout.spec.layers * LAYER_PASS_S[kind] / spread.pipeline
+    work = max(work, launches) if kind == "gpu" else work + launches
     tokens = q["tokens"] / spread.context
-    talk = reductions * (layer_collectives(layout, tokens) + handing_on(layout, tokens))
+    talk = times * (layer_collectives(layout, tokens) + handing_on(layout, tokens))
     return work + talk + _gather(layout, work)
 
 
+def expert_factor(layout: Layout) -> float:
+    """How much longer products take because a part of them is done by routed experts."""
+    spec = layout.spec
+    if spec.moe is None:
+        return 1.0
+    routed = spec.expert_parameters * spec.moe.experts_per_token / spec.moe.num_experts
+    return 1.0 + routed / spec.active_matrix_parameters * (TRAIN_EFFICIENCY / EXPERT_EFFICIENCY - 1.0)
+
+
 def _forward(layout: Layout, q: Mapping[str, float]) -> float:
-    return _pass(layout, q, linear=1.0, attention=1.0, reductions=1.0)
+    return _pass(layout, q, products=1.0, times=1.0)
 
 
 def _backward(layout: Layout, q: Mapping[str, float]) -> float:
     """Twice the products of the forward pass, and once more where activations are recomputed (Narayanan et al. 2021)."""
     whole = backward_factor(layout)
-    return _pass(layout, q, linear=whole, attention=whole, reductions=whole - 1.0)
+    return _pass(layout, q, products=whole, times=whole - 1.0)
 
 
 def backward_factor(layout: Layout) -> float:

@@ -21,7 +21,7 @@ def of_fit(layout: Layout, fitted: OpProfile, *, measured: bool) -> EngineTable:
     """The formula of `engine_step` as a table: every term is linear in what the table's axes count.
 
     Coefficients are of one device; tensor-parallel devices and threads divide its products, attention and reading.
-    The axes end where the measurements did; a context, where as many sequences as run at once read most. `measured`: they were made with this model and dtype.
+    The axes and totals end where the measurements did. `measured`: they were made with this model and dtype.
     """
     spec, spread, ranges = layout.spec, layout.worker.parallelism, fitted.ranges
     c = {name: fitted.coefficients.get(name, 0.0) for name in FORMULAS["engine_step"]}
@@ -32,8 +32,6 @@ def of_fit(layout: Layout, fitted: OpProfile, *, measured: bool) -> EngineTable:
     high = {name: ranges[name].high if name in ranges else 0.0 for name in c}
     sequences = max(high["sequences"], 1.0)
     tokens = np.array([0.0, max(high["linear_flops"] / per_token, 1.0)])
-    together = min(sequences, layout.scenario.rollout.max_num_seqs)
-    contexts = np.array([0.0, max(high["kv_bytes"] / kept / together, 1.0)])
     talk = np.array([roofline.engine_talk(layout, float(n)) for n in tokens])
     return EngineTable(
         token_grid=tokens,

@@ -56,7 +56,9 @@ def plan(arch: str, quick: bool) -> list[Part]:
     if quick:
         return [_rounds(arch, other, 3, alone)]
     stages = [_zero(arch, (1, 2)), _zero(arch, (3, 0))]
-    return [_rounds(arch, other, 5, alone), _rounds(other, arch, 3, alone), *stages] + ([] if alone else [_ranks(arch)])
+    return [_rounds(arch, other, 5, alone), _rounds(other, arch, 3, alone), *stages] + (
+        [] if alone else [_ranks(arch, other)]
+    )
 
 
 def _fewest_cores() -> bool:
@@ -164,8 +166,9 @@ def _zero(arch: str, stages: tuple[int, int]) -> Part:
     return Part(name=f"{arch}, ZeRO {stages[0]} and {stages[1]}", units=units, start=start)
 
 
-def _ranks(arch: str) -> Part:
-    units = tuple(f"{arch}: two ranks, round {number}" for number in (1, 2))
+def _ranks(arch: str, other: str) -> Part:
+    """What a second rank adds to training, for two sizes of the gradients."""
+    units = (*(f"{arch}: two ranks, round {number}" for number in (1, 2)), f"{other}: two ranks")
 
     @contextmanager
     def start() -> Iterator[Take]:
@@ -174,6 +177,15 @@ def _ranks(arch: str) -> Part:
             sweep = Sweep(workers, arch)
             ray.get([trainer.ready.remote() for trainer in (*sweep.ranks, sweep.critic)])
             sweep.train((MINIBATCH, 160, 160))
-            yield lambda unit: Found(unit=unit, points=sweep.grad_syncs(), states=states())
+            yield lambda unit: Found(unit=unit, points=_grad_syncs(sweep, arch, unit.split(":")[0]), states=states())
 
     return Part(name=f"{arch}, two ranks", units=units, start=start)
+
+
+def _grad_syncs(sweep: Sweep, arch: str, asked: str) -> list[Measurement]:
+    if asked == arch:
+        return sweep.grad_syncs()
+    batch, _ = sweep.batch((MINIBATCH, 12, 12))
+    called = [rank.__ray_call__.remote(training.at_size, 0, batch, asked, SIZE_REPEATS) for rank in sweep.ranks]
+    spans = [span for info in ray.get(called) for span in info["spans"] if span.op == "grad_sync"]
+    return [msgspec.structs.replace(point, model="") for point in sweep._of([{"spans": spans}])]

@@ -99,9 +99,9 @@ def fit_table(found: Any) -> Any:
     table = Table(
         "op",
         "points",
-        "median residual",
-        "90th percentile",
-        "repeat noise",
+        "residual p50",
+        "p90",
+        "noise",
         "beside a busy core",
         title=f"profile {found.name}",
         title_justify="left",

@@ -66,12 +66,12 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair(local_ray: None, scenario: Callable[..., Scenario]) -> Iterator[Pair]:
-    """Prompts of 40 tokens fill a block of 32; eight sequences at once do not fit the KV cache."""
+    """Prompts of 40 tokens fill a block of 32 and are cut by the token budget; eight sequences do not fit the KV cache."""
     blocks = 14
     chosen = scenario(
         "quickstart",
         workload={"prompt_tokens": {"dist": "fixed", "value": 40}},
-        rollout={"max_num_seqs": 8, "max_num_batched_tokens": 128, "kv_bytes": blocks * 32 * 2048},
+        rollout={"max_num_seqs": 8, "max_num_batched_tokens": 100, "kv_bytes": blocks * 32 * 2048},
         sampling={"temperature": 0.7},
     )
     assert chosen.spec("actor").kv_bytes_per_token("float32") == 2048

@@ -21,9 +21,11 @@ COEFFICIENTS = {
     "prefill_steps": 5e-4,
 }  # fmt: skip
 
+HIGHEST = {"linear_flops": 8e9, "attention_flops": 1e9, "kv_bytes": 1e7}
+
 
 def fitted() -> Profile:
-    ranges = {name: Range(low=0, high=high) for name, high in (("linear_flops", 8e9), ("kv_bytes", 1e7))}
+    ranges = {name: Range(low=0, high=high) for name, high in HIGHEST.items()}
     ranges |= {"sequences": Range(low=1, high=64), "each": Range(low=1, high=1)}
     op = OpProfile(coefficients=COEFFICIENTS, ranges=ranges, points=9, residual_median=0, residual_p90=0)
     return Profile(name="m", device="cpu-core", kind="measured", models=("tiny-llama",), ops={"engine_step": op})

@@ -76,6 +76,22 @@ def test_experts_shared_by_ranks_move_tokens_and_hold_fewer_parameters() -> None
     assert (layouts[1].experts.ranks, layouts[1].expert_gradients.ranks) == (8, 1)
 
 
+def test_a_small_pass_takes_as_long_as_launching_its_kernels() -> None:
+    few = PASS | {"tokens": 64.0, "linear_flops": 1e12, "attention_flops": 1e10}
+    assert cost(made(), "forward", few) == pytest.approx(28 * 1.5e-3)
+    assert cost(made(), "backward", few) == pytest.approx(2 * 28 * 1.5e-3), "layers are launched again to recompute"
+
+
+def test_products_with_routed_experts_run_at_a_rate_of_their_own() -> None:
+    """Times of both parts at their own efficiency add up."""
+    scenario = made(models=MOE)
+    spec = scenario.spec("actor")
+    work = PASS | {"linear_flops": spec.linear_flops(1e5, head_tokens=0), "attention_flops": 0.0}
+    routed = 2e5 * spec.expert_parameters * spec.moe.experts_per_token / spec.moe.num_experts
+    parts = (work["linear_flops"] - routed) / (312e12 * 0.45) + routed / (312e12 * 0.2)
+    assert cost(scenario, "forward", work) == pytest.approx(parts)
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_gradient_sync_by_zero_stage(stage: int) -> None:
     """A reduce-scatter moves half of what an all-reduce does; stages 1 and 2 gather the weights on top."""

@@ -120,3 +120,9 @@ def test_importing_every_module_of_the_light_packages_loads_nothing_heavy() -> N
 
 def test_the_command_line_itself_loads_nothing_heavy() -> None:
     assert loaded_by("import lab.cli") & {*HEAVY, *SLOW_TO_IMPORT} == set()
+
+
+def test_workers_stay_without_the_compiler() -> None:
+    """vLLM's engine on a CPU does not start in a process that has llvmlite loaded, which numba needs."""
+    loaded = loaded_by("import executor.rollout, executor.run, executor.trainer, executor.scoring, lab.load, lab.runs")
+    assert "llvmlite" not in loaded

@@ -1,158 +1,207 @@
-"""The rollout engine as laws: conservation, closed forms, and jumps that equal single steps."""
+"""Engines of scenarios, piece by piece: pieces are iterations, conserve tokens, stop in time and can be interrupted."""
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.scenario import Rollout
-from simulator.rollout import Engine, Piece, Request, TooSmall
+from lab.load import load as scenario
+from profiles.iteration import EngineTable
+from simulator.engine import Requests, Settings, TooSmall
+from simulator.replay import replay
+from simulator.rollout import Engine, Piece, samples
+from simulator.scheduler import GENERATED
+from tests.engines import BLOCK, CONSTANT, STEP_S, load, loads, settings, tables
 
-Iteration = tuple[int, int, int, float, float, int, int]
+Each = tuple[int, int, int, float, float, int, int]
 AMPLE = 100_000
 
 
-def engine(num_blocks: int = AMPLE, max_jump: int = 1 << 60, **settings: int | bool) -> Engine:
-    return Engine(
-        rollout=Rollout.model_validate({"block_tokens": 4} | settings), num_blocks=num_blocks, max_jump=max_jump
-    )
+def started(requests: Requests, table: EngineTable = CONSTANT, max_jump: int = 1 << 60, **changed: object) -> Engine:
+    """An engine where all requests wait."""
+    chosen: dict[str, object] = {
+        "max_num_seqs": 256, "max_num_batched_tokens": 8192, "num_blocks": AMPLE, "block_tokens": BLOCK,
+    }  # fmt: skip
+    return waiting(Settings(**(chosen | changed)), table, requests, max_jump)  # type: ignore[arg-type]
 
 
-def iterations(pieces: Sequence[Piece]) -> Iterator[Iteration]:
+def waiting(chosen: Settings, table: EngineTable, requests: Requests, max_jump: int = 1 << 60) -> Engine:
+    engine = Engine(chosen, table, requests, max_jump)
+    engine.arrive(range(len(requests)))
+    return engine
+
+
+def iterations(pieces: Sequence[Piece]) -> Iterator[Each]:
     """Every iteration on its own; within a piece the context grows by the same amount in each."""
     for piece in pieces:
         for i in range(piece.iterations):
             share = i / max(piece.iterations - 1, 1)
-            grown = [first + share * (last - first) for first, last in (piece.token_context, piece.context_read)]
-            yield (
-                piece.sequences,
-                piece.tokens,
-                piece.prefill_tokens,
-                *map(round, grown),
-                piece.preempted,
-                piece.recomputed_tokens,
-            )
+            first, last = piece.first, piece.last
+            pairs = [(first.token_context, last.token_context), (first.context_read, last.context_read)]
+            grown = [round(begin + share * (end - begin)) for begin, end in pairs]
+            counts = (piece.sequences, piece.tokens, piece.prefill_tokens)
+            yield *counts, grown[0], grown[1], piece.preempted, piece.recomputed_tokens
 
 
-def work(prompts: list[tuple[int, list[int]]]) -> list[Request]:
-    return [
-        Request(group=group, prompt=prompt, response=response)
-        for group, (prompt, responses) in enumerate(prompts)
-        for response in responses
-    ]
+@given(loads(), settings(), tables())
+def test_jumps_and_single_steps_give_the_same_iterations(
+    requests: Requests, chosen: Settings, table: EngineTable
+) -> None:
+    fast, exact = (list(waiting(chosen, table, requests, longest).pieces()) for longest in (1 << 60, 1))
+    assert list(iterations(fast)) == list(iterations(exact))
+    assert sum(piece.seconds for piece in fast) == pytest.approx(sum(piece.seconds for piece in exact), rel=1e-9)
+    assert sum(piece.cached_tokens for piece in fast) == sum(piece.cached_tokens for piece in exact)
+    assert [index for piece in fast for index in piece.ended] == [index for piece in exact for index in piece.ended]
 
 
-requests = st.lists(
-    st.tuples(st.integers(1, 40), st.lists(st.integers(1, 30), min_size=1, max_size=4)), min_size=1, max_size=6
-).map(work)
-settings = st.fixed_dictionaries(
-    {"max_num_seqs": st.integers(1, 12), "max_num_batched_tokens": st.integers(1, 64), "prefix_caching": st.booleans()}
-)
-scarce = st.integers(20, 60)
-"""KV blocks: one sequence of at most 70 tokens fits, all together often do not"""
+@given(loads(), settings(), st.integers(2, 9))
+def test_the_length_of_jumps_does_not_matter(requests: Requests, chosen: Settings, longest: int) -> None:
+    free, capped = waiting(chosen, CONSTANT, requests), waiting(chosen, CONSTANT, requests, longest)
+    assert list(iterations(list(free.pieces()))) == list(iterations(list(capped.pieces())))
 
 
-@given(requests, settings, scarce)
-def test_jumps_and_single_steps_give_the_same_iterations(work: list[Request], settings: dict, blocks: int) -> None:
-    fast, exact = engine(blocks, **settings), engine(blocks, max_jump=1, **settings)
-    assert list(iterations(list(fast.pieces(work)))) == list(iterations(list(exact.pieces(work))))
-    assert fast.cached_tokens == exact.cached_tokens
+@given(loads(), settings())
+def test_every_block_comes_back_and_limits_hold_throughout(requests: Requests, chosen: Settings) -> None:
+    engine = waiting(chosen, CONSTANT, requests)
+    for piece in engine.pieces():
+        assert 0 <= engine.free_blocks <= chosen.num_blocks - 1
+        assert engine.running <= chosen.max_num_seqs
+        assert piece.sequences <= piece.tokens <= chosen.max_num_batched_tokens
+        assert piece.sequences > 0 or piece.preempted or chosen.async_scheduling
+        assert piece.op == ("prefill" if piece.prefill_tokens else "decode")
+    assert engine.free_blocks == chosen.num_blocks - 1 and not engine.running and not engine.busy
 
 
-@given(requests, settings, scarce, st.integers(2, 9))
-def test_the_length_of_jumps_does_not_matter(work: list[Request], settings: dict, blocks: int, limit: int) -> None:
-    free, capped = engine(blocks, **settings), engine(blocks, max_jump=limit, **settings)
-    assert list(iterations(list(free.pieces(work)))) == list(iterations(list(capped.pieces(work))))
+@given(loads(), settings(), tables())
+def test_pieces_are_the_replay(requests: Requests, chosen: Settings, table: EngineTable) -> None:
+    pieces, found = list(waiting(chosen, table, requests).pieces()), replay(table, chosen, requests)
+    assert sum(piece.seconds for piece in pieces) == pytest.approx(found.makespan_s, rel=1e-12)
+    assert sum(piece.iterations for piece in pieces) == found.iterations
+    assert sum(piece.preempted for piece in pieces) == found.preemptions
+    assert sorted(index for piece in pieces for index in piece.ended) == list(range(len(requests)))
 
 
-@given(requests, settings, scarce)
-def test_every_block_comes_back_and_limits_hold_throughout(work: list[Request], settings: dict, blocks: int) -> None:
-    played = engine(blocks, **settings)
-    for piece in played.pieces(work):
-        assert 0 <= played.free <= blocks - 1
-        assert len(played.running) <= settings["max_num_seqs"]
-        assert piece.sequences <= piece.tokens <= settings["max_num_batched_tokens"]
-        assert piece.sequences > 0 or piece.preempted
-    assert played.free == blocks - 1 and not played.running and not played.waiting
-
-
-@given(requests, settings, scarce)
-def test_tokens_are_conserved(work: list[Request], settings: dict, blocks: int) -> None:
+@given(loads(), settings(async_scheduling=False))
+def test_tokens_are_conserved(requests: Requests, chosen: Settings) -> None:
     """Each request computes its prompt and all but its last token once, less what was cached, and again what was lost."""
-    played = engine(blocks, **settings)
-    pieces = list(played.pieces(work))
+    pieces = list(waiting(chosen, CONSTANT, requests).pieces())
     computed = sum(piece.iterations * piece.tokens for piece in pieces)
-    again, once = sum(piece.recomputed_tokens for piece in pieces), sum(r.prompt + r.response - 1 for r in work)
-    if not settings["prefix_caching"]:
-        assert computed - again == once and played.cached_tokens == 0
+    again, cached = (sum(getattr(piece, name) for piece in pieces) for name in ("recomputed_tokens", "cached_tokens"))
+    once = int((requests.prompt + requests.response - 1).sum())
+    if not chosen.prefix_caching:
+        assert computed - again == once and cached == 0
     elif not any(piece.preempted for piece in pieces):
-        assert computed == once - played.cached_tokens and again == 0
+        assert computed == once - cached and again == 0
     else:
-        assert computed - again <= once - played.cached_tokens
+        assert computed - again <= once - cached
 
 
-def test_the_drawn_loads_do_preempt_and_share_prefixes() -> None:
-    """The laws above would be hollow without pressure; these loads have it."""
-    load = [Request(group=i // 4, prompt=24, response=20 + i % 5) for i in range(16)]
-    played = engine(45, max_num_batched_tokens=64)
-    pieces = list(played.pieces(load))
-    assert sum(piece.preempted for piece in pieces) > 3 and sum(piece.recomputed_tokens for piece in pieces) > 50
-    assert played.cached_tokens > 100
-
-
-@given(requests)
-def test_one_sequence_at_a_time_is_serial(work: list[Request]) -> None:
-    pieces = list(engine(max_num_seqs=1, prefix_caching=False).pieces(work))
-    assert sum(piece.iterations for piece in pieces) == sum(request.response for request in work)
+@given(loads())
+def test_one_sequence_at_a_time_is_serial(requests: Requests) -> None:
+    pieces = list(started(requests, max_num_seqs=1, prefix_caching=False).pieces())
+    assert sum(piece.iterations for piece in pieces) == requests.response.sum()
     assert {piece.sequences for piece in pieces} == {1}
 
 
-@given(st.integers(1, 50), st.integers(1, 60), st.integers(1, 30))
-def test_equal_lengths_without_pressure_take_one_prefill_and_the_rest_in_step(
-    n: int, prompt: int, response: int
-) -> None:
-    load = [Request(group=i, prompt=prompt, response=response) for i in range(n)]
-    pieces = list(engine(max_num_batched_tokens=10_000).pieces(load))
+@given(st.integers(1, 50), st.integers(2, 60), st.integers(1, 30))
+def test_equal_lengths_take_one_prefill_and_the_rest_in_step(number: int, prompt: int, response: int) -> None:
+    pieces = list(started(load([prompt] * number, [response] * number)).pieces())
     steps = list(iterations(pieces))
-    assert len(steps) == response and len(pieces) == (1 if response == 1 else 2)
-    assert steps[0][1:5] == (n * prompt, n * prompt, n * prompt * (prompt + 1) // 2, n * prompt)
-    assert [step[4] for step in steps[1:]] == [n * (prompt + i) for i in range(1, response)]
-
-
-@given(st.integers(1, 200), st.integers(1, 64))
-def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget(prompt: int, budget: int) -> None:
-    pieces = list(engine(max_num_batched_tokens=budget).pieces([Request(group=0, prompt=prompt, response=1)]))
-    assert [piece.tokens for piece in pieces] == [budget] * (prompt // budget) + [prompt % budget] * (
-        prompt % budget > 0
-    )
-    assert sum(piece.token_context[0] for piece in pieces) == prompt * (prompt + 1) // 2
-
-
-@given(st.integers(1, 60), st.integers(2, 8))
-def test_samples_of_a_prompt_share_its_full_blocks_and_recompute_at_least_one_token(prompt: int, samples: int) -> None:
-    load = [Request(group=0, prompt=prompt, response=5) for _ in range(samples)]
-    played = engine()
-    first = next(iter(played.pieces(load)))
-    assert played.cached_tokens == (samples - 1) * ((prompt - 1) // 4 * 4)
-    assert first.tokens == samples * prompt - played.cached_tokens
-
-
-@given(requests, settings)
-def test_with_ample_memory_nothing_is_preempted(work: list[Request], settings: dict) -> None:
-    assert not any(piece.preempted for piece in engine(AMPLE, **settings).pieces(work))
-
-
-def test_a_sequence_that_can_never_fit_is_refused() -> None:
-    load = [Request(group=0, prompt=30, response=11)]
-    assert list(engine(12).pieces(load))
-    with pytest.raises(TooSmall, match="41 tokens does not fit 10"):
-        list(engine(11).pieces(load))
+    assert len(steps) == response and len(pieces) == min(response, 2)
+    assert steps[0][1:5] == (number * prompt, number * prompt, number * prompt * (prompt + 1) // 2, number * prompt)
+    assert [step[4] for step in steps[1:]] == [number * (prompt + i) for i in range(1, response)]
 
 
 def test_the_number_of_pieces_grows_with_events_not_with_tokens() -> None:
-    def pieces(response: int) -> int:
-        load = [Request(group=i, prompt=8, response=response * (1 + i % 4)) for i in range(64)]
-        return sum(1 for _ in engine(AMPLE).pieces(load))
+    def pieces(response: int, **changed: object) -> int:
+        load_ = load([8] * 64, [response * (1 + i % 4) for i in range(64)])
+        return sum(1 for _ in started(load_, num_blocks=10**6, **changed).pieces())
 
-    assert pieces(2000) == pieces(20) <= 10
+    assert pieces(20_000) == pieces(20) <= 10
+    assert pieces(20_000, async_scheduling=True) == pieces(20, async_scheduling=True) <= 20
+
+
+@given(st.floats(0.0, 60 * STEP_S), st.booleans(), st.booleans())
+def test_a_turn_ends_at_the_first_iteration_after_its_time_where_somebody_could_join(
+    until: float, lagging: bool, full: bool
+) -> None:
+    chosen = Settings(
+        max_num_seqs=2 if full else 3, max_num_batched_tokens=64, num_blocks=99, async_scheduling=lagging
+    )
+    engine = Engine(chosen, CONSTANT, load([8] * 3, [50] * 3))
+    engine.arrive([0, 1])
+    engine.turn()
+    if lagging:  # the first decode is planned before the prefill's results are in
+        engine.turn()
+    before = float(engine._clock[0])
+    piece = engine.turn(until_s=until)
+    assert piece.iterations >= 1 and piece.sequences == 2
+    if full:
+        assert piece.iterations == (48 if lagging else 49), "nobody could join: to the end"
+        return
+    # iterations end at whole multiples of STEP_S; with a lag, the one under way was planned before
+    whole = min(max(int(np.ceil(until / STEP_S - 1e-9)), 1), 49 - lagging)
+    assert piece.iterations == whole
+    assert engine._clock[0] - before == pytest.approx(whole * STEP_S)
+
+
+def test_who_arrives_in_time_joins_the_next_iteration() -> None:
+    engine = Engine(Settings(max_num_seqs=4, max_num_batched_tokens=64, num_blocks=99), CONSTANT, load([8] * 2, [50] * 2))
+    engine.arrive([0])
+    engine.turn()
+    assert engine.turn(until_s=3.5 * STEP_S).iterations == 4
+    engine.arrive([1])
+    assert engine.turn().sequences == 2
+
+
+@given(loads(), settings(async_scheduling=False), st.integers(1, 20), st.booleans())
+def test_interrupted_requests_complete_with_the_same_lengths(
+    requests: Requests, chosen: Settings, turns: int, forget: bool
+) -> None:
+    engine, done = waiting(chosen, CONSTANT, requests), list[int]()
+    for _ in range(turns):
+        if engine.busy:
+            done += engine.turn().ended
+    made, running = engine.state.request[:, GENERATED].copy(), engine.running
+    assert engine.interrupt(forget) == running
+    assert engine.running == 0 and engine.free_blocks == chosen.num_blocks - 1
+    assert not forget or np.all(engine.state.blocks.holder == -1)
+    np.testing.assert_array_equal(engine.state.request[:, GENERATED], made)
+    done += [index for piece in engine.pieces() for index in piece.ended]
+    assert sorted(done) == list(range(len(requests)))
+    np.testing.assert_array_equal(engine.state.request[:, GENERATED], requests.response)
+
+
+@pytest.mark.parametrize(("forget", "computed"), [(True, 16 + 9), (False, 1)])
+def test_what_the_cache_forgets_is_computed_again(forget: bool, computed: int) -> None:
+    engine = started(load([16], [20]))
+    engine.turn()
+    engine.steps(8)
+    engine.interrupt(forget)
+    piece = engine.turn()
+    assert (piece.tokens, piece.recomputed_tokens) == (computed, computed - 1)
+
+
+def test_a_sequence_that_can_never_fit_is_refused() -> None:
+    assert list(started(load([30], [11]), num_blocks=12).pieces())
+    with pytest.raises(TooSmall, match="41 tokens does not fit 10"):
+        started(load([30], [11]), num_blocks=11)
+
+
+def test_samples_of_a_scenario_have_its_lengths_and_share_prompts() -> None:
+    chosen = scenario("scenarios/quickstart.yaml")
+    work, prompts = chosen.workload, [1, 3]
+    requests = samples(chosen, 2, prompts)
+    np.testing.assert_array_equal(
+        requests.response, work.response_lengths(chosen.seed, 2)[prompts].ravel(),
+    )  # fmt: skip
+    np.testing.assert_array_equal(
+        requests.prompt, work.prompt_lengths(chosen.seed, 2)[prompts].repeat(work.samples_per_prompt)
+    )
+    assert requests.contents is not None
+    of_prompts = [set(map(tuple, requests.contents[i * work.samples_per_prompt :][: work.samples_per_prompt])) for i in (0, 1)]
+    assert [len(found) for found in of_prompts] == [1, 1]
+    one, two = (set(found.pop()) for found in of_prompts)
+    assert not one & two

@@ -18,8 +18,7 @@ from tests.engines import BLOCK, LONGEST, load, loads, settings
 
 def calls(state: State, lagging: bool, arrivals: list[int]) -> Iterator[State]:
     """The state after every call of the scheduler, until all have ended."""
-    left = arrived = call = 0
-    left = len(arrivals)
+    left, arrived, call = len(arrivals), 0, 0
     while left:
         while arrived < len(arrivals) and arrivals[arrived] <= call:
             wait(state, arrived)
@@ -136,10 +135,9 @@ def starts(found: list[Traced], request: int) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize(("caching", "before"), [(True, 16), (False, 0)])
 def test_a_preempted_request_resumes_on_its_own_blocks(caching: bool, before: int) -> None:
-    """Two of 16 + 9 tokens share 10 blocks of 4: at 20 tokens each they are full, and the second gives way.
+    """Two of 16 + 9 tokens share 10 blocks of 4: with 20 tokens computed each they are full, and the second gives way.
 
-    It had 19 known tokens computed in 5 blocks, 4 of them full; the first needs two blocks more: the fifth, and one
-    freed before the fourth is asked for again.
+    Its 5 blocks are free then, the last one first in the queue. The first needs one more, so that 4 are left to be found.
     """
     found = trace(small(prefix_caching=caching), load([16, 16], [9, 9]), [0, 0])
     assert [call.preempted for call in found if call.preempted] == [[1]]
@@ -162,19 +160,18 @@ def test_samples_of_a_prompt_share_its_full_blocks_and_compute_at_least_one_toke
 def test_a_static_batch_ends_before_the_next_begins(
     chosen: Settings, requests: Requests, seed: int, gap: int
 ) -> None:
-    """Who joins while others already decode comes with the same batch: no one of it has ended, nor been told to wait."""
+    """Once budget was left over, a batch is full: nobody joins it, not even who was preempted, until all of it is gone."""
     batch, ended = set[int](), set[int]()
     closed = False
     for call in trace(chosen, requests, gaps(len(requests), seed, gap)):
-        joining = {index for index, _, _ in call.scheduled} - batch
         if batch == ended:
             batch, ended, closed = set(), set(), False
+        joining = {index for index, _, _ in call.scheduled} - batch
         assert not (joining and closed)
         batch |= joining
         budget_left = sum(tokens for _, tokens, _ in call.scheduled) < chosen.max_num_batched_tokens
         closed = closed or (budget_left and not call.preempted)
         ended |= set(call.finished) | set(call.preempted)
-        batch |= set(call.preempted)
 
 
 def test_continuous_batching_fills_a_slot_at_once_and_static_waits() -> None:
