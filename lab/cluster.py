@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from typing import Annotated, Any, Literal
@@ -11,7 +12,7 @@ from pydantic.config import JsonDict
 
 from lab.library import Tier, device, devices, link, tier
 from lab.records import Record
-from lab.units import BytesPerSecond
+from lab.units import BytesPerSecond, Seconds
 
 RESUMED: JsonDict = {"effect": "resume"}
 DEFAULT_WRITE = 1e9
@@ -28,6 +29,9 @@ class Node(Record):
     device: str = Field(description="an entry of the device library, for example a100-80g-sxm or cpu-core")
     devices: int = Field(ge=1, le=1024, description="devices on each machine; a CPU device is one core")
     intra: str = Field(description="link between the devices of one machine, an entry of the link library")
+    nics: int = Field(
+        default=1, ge=1, le=1024, description="network ports of each machine, each as fast as the fabric's link"
+    )
 
     @model_validator(mode="after")
     def _known(self) -> Node:
@@ -37,10 +41,14 @@ class Node(Record):
 
 
 class Fabric(Record):
-    """The network between machines."""
+    """The network between the machines of a site."""
 
     link: str = Field(default="loopback", description="link between machines, an entry of the link library")
     oversubscription: float = Field(default=1.0, ge=1.0, description="divides the bandwidth between machines")
+    rails: bool = Field(
+        default=False,
+        description="equal-numbered ports of all machines meet in one switch: such traffic is not oversubscribed",
+    )
 
     @model_validator(mode="after")
     def _known(self) -> Fabric:
@@ -57,6 +65,10 @@ class Storage(Record):
     )
     read: BytesPerSecond | None = Field(
         default=None, gt=0, description="read bandwidth; null: the tier's, or as write", json_schema_extra=RESUMED
+    )
+
+    total: BytesPerSecond | None = Field(
+        default=None, gt=0, description="what all machines of the site read, or write, together; null: the tier's"
     )
 
     @model_validator(mode="after")
@@ -80,6 +92,18 @@ class Storage(Record):
         return self.read or (known.read if known else self.write_bandwidth)
 
     @property
+    def total_bandwidth(self) -> float:
+        """Bytes per second that all machines together read, or write; infinite where nothing is said."""
+        known = self._tier()
+        return self.total or (known.total if known else None) or math.inf
+
+    @property
+    def in_machine(self) -> bool:
+        """Whether every machine has it in itself, so that no byte crosses the network."""
+        known = self._tier()
+        return known is not None and known.in_machine
+
+    @property
     def latency(self) -> float:
         """Seconds until the first byte."""
         known = self._tier()
@@ -95,17 +119,89 @@ class Site(Record):
     storage: Storage = Storage()
 
 
+class Wan(Record):
+    """The connection of two sites: a link of the library, or a bandwidth and a latency of its own, each way."""
+
+    between: tuple[str, str] = Field(description="names of the two sites")
+    link: str | None = Field(default=None, description="an entry of the link library, for example wan-10")
+    bandwidth: BytesPerSecond | None = Field(
+        default=None, gt=0, description="one direction, for example 10 Gbit/s; null: the link's"
+    )
+    latency: Seconds | None = Field(default=None, description="one way, for example 30 ms; null: the link's")
+
+    @model_validator(mode="after")
+    def _known(self) -> Wan:
+        if self.between[0] == self.between[1]:
+            raise ValueError(f"between: {self.between[0]!r} is named twice; name two sites")
+        if self.link is not None:
+            link(self.link)
+        elif self.bandwidth is None or self.latency is None:
+            raise ValueError("give link, or bandwidth and latency")
+        return self
+
+    @property
+    def wire(self) -> tuple[float, float]:
+        """Bytes per second one direction, and seconds one way."""
+        known = None if self.link is None else link(self.link)
+        bandwidth = self.bandwidth if known is None or self.bandwidth else known.bandwidth
+        latency = self.latency if known is None or self.latency is not None else known.latency
+        assert bandwidth is not None and latency is not None
+        return bandwidth, latency
+
+
 class Cluster(Record):
     """All hardware of a scenario."""
 
-    sites: tuple[Site, ...] = Field(min_length=1, max_length=1)
+    sites: tuple[Site, ...] = Field(min_length=1, max_length=64)
+    wan: tuple[Wan, ...] = Field(default=(), description="connections of the sites; traffic takes the fewest of them")
 
     @model_validator(mode="after")
     def _distinct(self) -> Cluster:
-        names = [node.name for site in self.sites for node in site.nodes]
-        if len(set(names)) < len(names):
-            raise ValueError(f"node names are not distinct: {', '.join(names)}")
+        for what, names in (
+            ("site", [site.name for site in self.sites]),
+            ("node", [node.name for site in self.sites for node in site.nodes]),
+        ):
+            if len(set(names)) < len(names):
+                raise ValueError(f"{what} names are not distinct: {', '.join(names)}")
         return self
+
+    @model_validator(mode="after")
+    def _connected(self) -> Cluster:
+        names, pairs = [site.name for site in self.sites], [frozenset(wan.between) for wan in self.wan]
+        for wan in self.wan:
+            for name in set(wan.between) - set(names):
+                raise ValueError(f"wan: there is no site {name!r}; there are {', '.join(names)}")
+        if len(set(pairs)) < len(pairs):
+            raise ValueError("wan: two connections are between the same sites; add their bandwidths in one")
+        for name in names[1:]:
+            if not self.route(names[0], name):
+                raise ValueError(f"wan: nothing leads from site {names[0]!r} to {name!r}; add a connection")
+        return self
+
+    def route(self, first: str, last: str) -> tuple[str, ...]:
+        """Sites on the way between two, both included, over the fewest connections; empty where none leads there."""
+        ways: list[tuple[str, ...]] = [(first,)]
+        seen = {first}
+        while ways:
+            for way in ways:
+                if way[-1] == last:
+                    return way
+            further = [
+                (*way, other)
+                for way in ways
+                for wan in self.wan
+                if way[-1] in wan.between
+                for other in wan.between
+                if other not in seen
+            ]
+            ways = list({way[-1]: way for way in reversed(further)}.values())
+            seen.update(way[-1] for way in ways)
+        return ()
+
+    def site_of(self, device_id: str) -> Site:
+        """The site that a device such as `train[7]` stands in."""
+        node = self.node_of(device_id)
+        return next(site for site in self.sites if node in site.nodes)
 
     @property
     def nodes(self) -> tuple[Node, ...]:

@@ -66,6 +66,8 @@ class Tier(Record):
     read: BytesPerSecond = Field(gt=0)
     write: BytesPerSecond = Field(gt=0)
     latency: Seconds
+    total: BytesPerSecond | None = Field(default=None, gt=0, description="of all machines together, each way, if bound")
+    in_machine: bool = Field(default=False, description="stands in every machine, and is not reached over the network")
     source: str = Field(min_length=1)
 
 

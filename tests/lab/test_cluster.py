@@ -1,8 +1,11 @@
+import math
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.cluster import Cluster, Node, Site, Storage, local_cluster, match_gpu
+from lab.cluster import Cluster, Node, Site, Storage, Wan, local_cluster, match_gpu
 
 
 def cluster(count: int, per_node: int) -> Cluster:
@@ -72,3 +75,71 @@ def test_storage_is_a_tier_or_bandwidths_of_its_own() -> None:
     assert Storage().write_bandwidth == Storage().read_bandwidth == 1e9
     with pytest.raises(ValueError, match="'tape' is not in the storage library; it has"):
         Storage(tier="tape")
+
+
+def test_storage_has_a_limit_of_all_machines_together_where_one_is_known() -> None:
+    assert Storage().total_bandwidth == math.inf
+    assert Storage(tier="nfs").total_bandwidth == pytest.approx(1.1e9)
+    assert Storage(tier="nfs", total=5e9).total_bandwidth == 5e9
+    assert Storage(tier="nvme").in_machine
+    assert not Storage(tier="lustre").in_machine
+    assert not Storage(write=1e9).in_machine
+
+
+def sites(names: str, *pairs: str) -> Cluster:
+    """Sites of one letter each, joined in pairs."""
+    places = [
+        Site(name=name, nodes=(Node(name=f"{name}n", device="a100-80g-sxm", devices=2, intra="nvlink3"),))
+        for name in names
+    ]
+    return Cluster(sites=tuple(places), wan=tuple(Wan(between=(a, b), link="wan-10") for a, b in pairs))
+
+
+def test_the_way_between_sites_is_the_one_of_fewest_connections() -> None:
+    ring = sites("abcde", "ab", "bc", "cd", "de", "ea")
+    assert ring.route("a", "a") == ("a",)
+    assert ring.route("a", "c") == ("a", "b", "c")
+    assert ring.route("d", "a") == ("d", "e", "a")
+    assert ring.site_of("dn[1]").name == "d"
+
+
+@given(st.integers(2, 9), st.data())
+def test_every_way_leads_over_connections_from_one_end_to_the_other(number: int, data: st.DataObject) -> None:
+    names = "abcdefghi"[:number]
+    tree = [names[data.draw(st.integers(0, i - 1))] + names[i] for i in range(1, number)]
+    cluster = sites(names, *tree)
+    for first in names:
+        for last in names:
+            way = cluster.route(first, last)
+            assert way[0] == first
+            assert way[-1] == last
+            assert all({a, b} in [set(pair) for pair in tree] for a, b in pairwise(way))
+            assert len(set(way)) == len(way)
+
+
+@pytest.mark.parametrize(
+    ("names", "pairs", "message"),
+    [
+        ("ab", [], "nothing leads from site 'a' to 'b'; add a connection"),
+        ("abc", ["ab"], "nothing leads from site 'a' to 'c'"),
+        ("ab", ["ab", "ba"], "two connections are between the same sites"),
+        ("ab", ["ab", "bx"], "there is no site 'x'; there are a, b"),
+        ("ab", ["aa", "ab"], "'a' is named twice"),
+    ],
+)
+def test_sites_that_are_not_joined_as_they_should_be_are_refused(names: str, pairs: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sites(names, *pairs)
+
+
+def test_a_connection_is_a_link_or_numbers_of_its_own() -> None:
+    assert Wan(between=("a", "b"), link="wan-1").wire == pytest.approx((125e6, 0.035))
+    assert Wan(between=("a", "b"), link="wan-1", latency=0.0).wire == pytest.approx((125e6, 0.0))
+    assert Wan.model_validate_json('{"between": ["a", "b"], "bandwidth": "2 GB/s", "latency": "30 ms"}').wire == (
+        2e9,
+        0.03,
+    )
+    with pytest.raises(ValueError, match="give link, or bandwidth and latency"):
+        Wan(between=("a", "b"), bandwidth=1e9)
+    with pytest.raises(ValueError, match="'dsl' is not in the link library"):
+        Wan(between=("a", "b"), link="dsl")
