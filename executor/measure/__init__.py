@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.measure.journal import Found, Journal
-from executor.measure.parts import Progress, plan, run
+from executor.measure.parts import Progress, planned, run
 from executor.measure.points import collapse
 
 __all__ = ["Found", "Progress", "collapse", "measure", "num_units"]
@@ -33,7 +33,7 @@ def measure(
     Seconds are medians of repeats.
     """
     kept = Journal.open(journal, identity | {"arch": arch, "quick": quick}, fresh)
-    run(plan(arch, quick), kept, progress or (lambda *_: None))
+    run(planned(arch, quick), kept, progress or (lambda *_: None))
     units = list(kept.units.values())
     return Found(
         points=collapse(point for unit in units for point in unit.points),
@@ -45,4 +45,4 @@ def measure(
 
 def num_units(arch: str, quick: bool) -> int:
     """How many units a whole sweep takes."""
-    return sum(len(part.units) for part in plan(arch, quick))
+    return sum(len(part.units) for part in planned(arch, quick))

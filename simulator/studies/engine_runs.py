@@ -30,8 +30,12 @@ CAPTURE_SIZES = np.array([1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)], dty
 """vLLM 0.19's CUDA graph sizes up to 512 tokens, its default; a run that recorded its own uses those"""
 BLOCK_TOKENS, MEMORY_SHARE = 16, 0.9
 RULES = (
-    Rule(id="other-link", sentence="the same run with all-reduce times of another source, shown for comparison"),
-    Rule(id="synchronous", sentence="the same run with synchronous scheduling, shown for comparison"),
+    Rule(
+        id="other-link",
+        sentence="the same run with all-reduce times of another source, shown for comparison",
+        comparison=True,
+    ),
+    Rule(id="synchronous", sentence="the same run with synchronous scheduling, shown for comparison", comparison=True),
 )
 NOTES = (
     "no constant is fitted on a run; costs are the op tables of the same model on the same kind of GPU, interpolated",
@@ -76,7 +80,11 @@ def engine_runs(data: Path) -> ValidationSet:
         raise Unavailable(f"{data / 'vllm_runs'} holds no run")
     rows = [row for run in runs for row in _rows(run)]
     return ValidationSet(
-        name="vllm-runs", title="Real vLLM 0.19 runs of 300 ShareGPT requests", rows=tuple(rows), rules=RULES, notes=NOTES
+        name="vllm-runs",
+        title="Real vLLM 0.19 runs of 300 ShareGPT requests",
+        rows=tuple(rows),
+        rules=RULES,
+        notes=NOTES,
     )
 
 
@@ -131,7 +139,13 @@ def _compared(
         )
         case = f"{run.name}, {note}" if note else run.name
         yield Row(
-            case=case, quantity=quantity, predicted=predicted, measured=measured, unit="s", assumed=assumed, excluded=rule
+            case=case,
+            quantity=quantity,
+            predicted=predicted,
+            measured=measured,
+            unit="s",
+            assumed=assumed,
+            excluded=rule,
         )
 
 
@@ -191,7 +205,9 @@ def _measured_links(run: Run) -> Iterator[tuple[str, Collective]]:
         return
     ranks = run.tensor_parallel
     for graph, name in ((True, "all-reduce of vLLM's own kernel"), (False, "all-reduce of NCCL")):
-        yield f"{name} (aiconfigurator-core)", lambda size, graph=graph: kernels.collective(  # type: ignore[misc]
-            "all_reduce", size, ranks, graph=graph
+        yield (
+            f"{name} (aiconfigurator-core)",
+            lambda size, graph=graph: kernels.collective(  # type: ignore[misc]
+                "all_reduce", size, ranks, graph=graph
+            ),
         )
-

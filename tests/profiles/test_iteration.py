@@ -195,6 +195,9 @@ def test_what_was_measured_is_covered_and_a_percent_more() -> None:
     beyond = [{"tokens": 102}, {"sequences": 21}, {"prefill_tokens": 65}, {"prefix": 102}, {"decodes": 9},
               {"context_sum": 8100}]  # fmt: skip
     assert not any(MEASURED.covers(replace(INSIDE, **{"context_sum": 8000, **change})) for change in beyond)
+    limited = replace(MEASURED, most_pairs=1000.0, most_read=500.0)
+    for pairs, read, inside in ((1000, 500, True), (1020, 500, False), (1000, 510, False)):
+        assert limited.covers(replace(INSIDE, token_context=pairs, context_read=read)) == inside
     flat = EngineTable(step_s=1.0, measured=True)
     assert flat.covers(INSIDE), "an axis of one point does not matter"
 

@@ -37,7 +37,7 @@ def calls(state: State, lagging: bool, arrivals: list[int]) -> Iterator[State]:
 
 def gaps(number: int, seed: int, most: int) -> list[int]:
     """Rising numbers of calls, at which requests arrive."""
-    return np.cumsum(np.random.default_rng(seed).integers(0, most + 1, number)).tolist()
+    return [int(call) for call in np.cumsum(np.random.default_rng(seed).integers(0, most + 1, number))]
 
 
 @given(settings(), loads(), st.integers(0, 99), st.integers(0, 4))
@@ -157,9 +157,7 @@ def test_samples_of_a_prompt_share_its_full_blocks_and_compute_at_least_one_toke
 
 
 @given(settings(batching="static", async_scheduling=False), loads(), st.integers(0, 99), st.integers(0, 4))
-def test_a_static_batch_ends_before_the_next_begins(
-    chosen: Settings, requests: Requests, seed: int, gap: int
-) -> None:
+def test_a_static_batch_ends_before_the_next_begins(chosen: Settings, requests: Requests, seed: int, gap: int) -> None:
     """Once budget was left over, a batch is full: nobody joins it, not even who was preempted, until all of it is gone."""
     batch, ended = set[int](), set[int]()
     closed = False
@@ -233,6 +231,19 @@ def test_a_sequence_that_can_never_fit_is_refused() -> None:
     assert trace(small(num_blocks=12), load([30], [11]), [0])
     with pytest.raises(TooSmall, match="41 tokens does not fit 10"):
         trace(small(num_blocks=11), load([30], [11]), [0])
+
+
+@pytest.mark.parametrize(
+    ("requests", "changed"),
+    [
+        (load([0], [1]), {}), (load([1], [0]), {}), (load([5, 5], [1, 1], arrival_s=[1.0, 0.5]), {}),
+        (load([5], [1], arrival_s=[float("nan")]), {}), (load([5], [4]), {"contiguous_tokens": 8}),
+    ],
+    ids=["no prompt", "no response", "arrivals that fall", "no arrival", "longer than what is reserved"],
+)  # fmt: skip
+def test_requests_that_are_none_are_refused(requests: Requests, changed: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"at least one token|never fall|contiguous KV reserves 8 tokens"):
+        build(small(**changed), requests)
 
 
 @pytest.mark.parametrize(
