@@ -36,7 +36,7 @@ class State(NamedTuple):
     """Everything an engine keeps."""
 
     setting: Ints
-    count: Ints
+    count: Ints  # type: ignore[assignment]  # tuple has a method of that name, which nobody calls
     request: NDArray[np.int64]
     """(requests, 15)"""
     running: Ints

@@ -99,6 +99,19 @@ def test_attention_of_an_iteration_is_that_of_the_model() -> None:
     assert table.seconds(decode) == pytest.approx(linear + spec.attention_flops(32 * 1023.0), rel=1e-9)
 
 
+@pytest.mark.parametrize("prompts", [1, 2, 4, 8, 16])
+def test_several_prompts_at_once_attend_to_their_own_pairs_only(prompts: int) -> None:
+    spec = exact("llama-3.1-8b")
+    table = engine_table(spec, "bfloat16", "bfloat16", 1, FlopKernels())
+    length = 8192 // prompts
+    pairs = prompts * length * length / 2
+    prefix = pairs / 8192 - 8192 / 2
+    assert prefix <= 0
+    burst = Iteration(tokens=8192, sequences=prompts, prefill_tokens=8192, prefix=prefix)
+    linear = spec.linear_flops(8192.0, head_tokens=float(prompts))
+    assert table.seconds(burst) - linear == pytest.approx(spec.attention_flops(pairs), rel=0.1)
+
+
 def test_layers_with_a_window_attend_only_within_it() -> None:
     spec = exact("llama-3.1-8b").model_copy(update={"sliding_window": 128, "window_layers": 16})
     table = engine_table(spec, "bfloat16", "bfloat16", 1, FlopKernels())
