@@ -36,7 +36,7 @@ SHORTEST = 16.0
 BF16 = 2.0
 STEP_S, SEQUENCE_S, PREFILL_LAYER_S = 5.4e-4, 3.5e-5, 1.45e-4
 """host time of vLLM on data-centre GPUs, per iteration, per scheduled sequence, and per layer of an iteration with
-prefill, which runs outside full CUDA graphs: fitted on the even half of the dense cases of `lab validate silicon-dense`,
+prefill, which runs outside full CUDA graphs: fitted on the even half of the dense cases of `lab validate --set silicon-dense`,
 where leaving out a (system, model) group gives 0.4-0.8 ms, 21-41 us and 0.12-0.33 ms"""
 
 

@@ -14,7 +14,7 @@ from executor.measure.journal import Found, Journal
 from executor.measure.parts import Progress, planned, run
 from executor.measure.points import collapse
 
-__all__ = ["Found", "Progress", "collapse", "measure", "num_units"]
+__all__ = ["Found", "Progress", "collapse", "measure", "num_finished", "num_units"]
 
 
 def measure(
@@ -32,7 +32,7 @@ def measure(
     interrupted goes on after its last unit, unless `fresh`. Quick measures one architecture in three rounds.
     Seconds are medians of repeats.
     """
-    kept = Journal.open(journal, identity | {"arch": arch, "quick": quick}, fresh)
+    kept = Journal.open(journal, _whole(identity, arch, quick), fresh)
     run(planned(arch, quick), kept, progress or (lambda *_: None))
     units = list(kept.units.values())
     return Found(
@@ -41,6 +41,17 @@ def measure(
         states=[state | {"unit": unit.unit} for unit in units for state in unit.states],
         notes=[note for unit in units for note in unit.notes],
     )
+
+
+def num_finished(journal: Path, identity: dict[str, Any], arch: str, quick: bool) -> int:
+    """How many units of this very sweep an earlier call has left in `journal`."""
+    kept = Journal(journal, _whole(identity, arch, quick))
+    kept.read()
+    return len(kept.units)
+
+
+def _whole(identity: dict[str, Any], arch: str, quick: bool) -> dict[str, Any]:
+    return identity | {"arch": arch, "quick": quick}
 
 
 def num_units(arch: str, quick: bool) -> int:

@@ -51,11 +51,15 @@ def measured(path: Path, arch: str, quick: bool, fresh: bool) -> Any:
     journal = path.with_suffix(".measuring.jsonl")
     identity = {key: source[key] for key in ("machine", "software")}
     note("measuring this machine's real engine, scoring and training operations")
-    if journal.exists() and not fresh:
-        note(f"going on with what {journal} holds; --fresh starts anew")
     measure = executor("measure")
-    with progress(measure.num_units(arch, quick)) as step:
-        result = measure.measure(arch, quick, step, journal=journal, identity=identity, fresh=fresh)
+    if not fresh and (done := measure.num_finished(journal, identity, arch, quick)):
+        note(f"going on after {done} of {measure.num_units(arch, quick)} parts in {journal}; --fresh starts anew")
+    try:
+        with progress(measure.num_units(arch, quick)) as step:
+            result = measure.measure(arch, quick, step, journal=journal, identity=identity, fresh=fresh)
+    except KeyboardInterrupt:
+        note(f"interrupted; what was measured is in {journal}, and the next `lab profile` goes on from there")
+        raise
     write_jsonl(result.points, path.with_suffix(".measurements.jsonl"))
     beside(path, result)
     found = fit(result.points, name=path.stem, source=source)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,21 @@ from hypothesis import strategies as st
 from simulator.blocks import REFERENCES
 from simulator.engine import Requests, Settings, TooSmall, build
 from simulator.replay import Traced, trace
-from simulator.scheduler import DONE, FLYING, GONE, HELD, PLANNED, RUNNING, SLOTS, State, schedule, update, wait
+from simulator.scheduler import (
+    DONE,
+    FLYING,
+    GENERATED,
+    GONE,
+    HELD,
+    PLANNED,
+    ROW,
+    RUNNING,
+    SLOTS,
+    State,
+    schedule,
+    update,
+    wait,
+)
 from tests.engines import BLOCK, LONGEST, load, loads, settings
 
 
@@ -50,12 +65,16 @@ def test_limits_hold_and_blocks_are_conserved_at_every_call(
         assert planned[:, 1].sum() <= chosen.max_num_batched_tokens
         assert now.count[RUNNING] <= chosen.max_num_seqs and len(set(planned[:, 0])) == len(planned)
         assert np.all(planned[:, 1] > 0)
-        held = [now.table[row[10], : row[HELD]] for row in now.request if row[10] >= 0]
+        assert now.request[:, HELD].sum() == now.request[now.request[:, ROW] >= 0, HELD].sum()
+        if not chosen.prefix_caching:  # blocks have no names then
+            assert now.blocks.free[0] == chosen.num_blocks - 1 - now.request[:, HELD].sum() >= 0
+            continue
+        held = [now.table[row[ROW], : row[HELD]] for row in now.request if row[ROW] >= 0]
         users = Counter(np.concatenate(held).tolist()) if held else Counter[int]()
         counted = {i: int(n) for i, n in enumerate(now.blocks.block[:-1, REFERENCES]) if n}
         assert users == counted, "blocks know how many hold them"
         assert 0 not in users and now.blocks.free[0] == chosen.num_blocks - 1 - len(users)
-    assert np.all(state.request[:, 10] == GONE) and np.all(state.request[:, 3] == requests.response)
+    assert np.all(state.request[:, ROW] == GONE) and np.all(state.request[:, GENERATED] == requests.response)
     assert state.blocks.free[0] == chosen.num_blocks - 1
     assert state.count[SLOTS] == len(state.slots) and state.count[RUNNING] == 0
 
@@ -81,6 +100,17 @@ def test_every_token_is_computed_once_but_for_hits_and_preemptions(
             length = int(requests.prompt[index] + requests.response[index])
             assert at.pop(index, length - 1) == length - 1, "all but the last token was computed"
     assert not at
+
+
+@given(settings(prefix_caching=True), loads())
+def test_counted_blocks_and_named_ones_run_out_at_the_same_call(chosen: Settings, requests: Requests) -> None:
+    """Without a cache blocks are only counted; where nothing is shared or found again, that changes no decision."""
+    alone = Requests(prompt=requests.prompt, response=requests.response)
+    named, counted = (
+        trace(replace(chosen, prefix_caching=caching), alone, [0] * len(alone)) for caching in (True, False)
+    )
+    first = next((i for i, call in enumerate(named) if call.preempted), len(named) - 1)
+    assert named[: first + 1] == counted[: first + 1]
 
 
 @given(settings(), loads())

@@ -15,7 +15,7 @@ from simulator.studies.silicon_rows import DENSE, MINIMAX, Case, Engine, cases, 
 installed = pytest.mark.skipif(find_spec(MODULE) is None, reason="the extra `silicon` is not installed")
 CASE = Case(
     id="x", model=DENSE[0], system="h100_sxm", precision="fp8", prompt=1024, response=1024, clients=8, devices=4,
-    data_parallel=1, expert_parallel=1, experts_split=1, release="", benchmark=True, tpot_s=0.01, ttft_s=0.1,
+    data_parallel=1, expert_parallel=1, release="", benchmark=True, tpot_s=0.01, ttft_s=0.1,
 )  # fmt: skip
 ENGINE = Engine(MINIMAX, "fp8", "fp8", "fp8", Fusion(), 8192, True, ())
 
