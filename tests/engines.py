@@ -57,7 +57,7 @@ def loads(draw: st.DrawFn, *, spread_s: float = 0.0) -> Requests:
     return load([prompts[group][0] for group in groups], response.tolist(), groups, arrival)
 
 
-@st.composite
+@st.composite  # type: ignore[arg-type]
 def settings(draw: st.DrawFn, **fixed: object) -> Settings:
     """Any engine that a sequence of LONGEST tokens fits; many are short of blocks."""
     drawn: dict[str, object] = {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,8 +48,10 @@ def measured(path: Path, arch: str, quick: bool, fresh: bool) -> Any:
     from profiles.fit import fit
     from profiles.profile import local_source
 
-    source = local_source()
-    journal = path.with_suffix(".measuring.jsonl")
+    source = local_source() | {"load_average": round(os.getloadavg()[0], 2)}
+    if source["load_average"] > source["machine"]["cores"] / 2:
+        note(f"load average {source['load_average']}: other work on this machine will show in what is measured")
+    journal = writable(path.with_suffix(".measuring.jsonl"))
     identity = {key: source[key] for key in ("machine", "software")}
     note("measuring this machine's real engine, scoring and training operations")
     measure = executor("measure")
@@ -67,6 +70,19 @@ def measured(path: Path, arch: str, quick: bool, fresh: bool) -> Any:
     found.save(path)
     journal.unlink()
     return found
+
+
+def writable(path: Path) -> Path:
+    """The path of a file that can be written. Raises InputError where it cannot, before minutes are spent."""
+    from lab.errors import InputError
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        problem = f"{path} cannot be written: {error.strerror}"
+        raise InputError(key="--output", problem=problem, remedy="name a file in a folder of yours") from None
+    return path
 
 
 def beside(path: Path, result: Any) -> None:
