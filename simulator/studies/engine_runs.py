@@ -41,8 +41,11 @@ RULES = (
 )
 NOTES = (
     "no constant is fitted on a run; costs are the op tables of the same model on the same kind of GPU, interpolated",
-    "all-reduces were measured elsewhere on the same kind of GPU with the run's version of vLLM (another version is shown "
-    "for comparison, and the link stated beside the run, which its authors call calibrated); all were seen before choosing",
+    (
+        "all-reduces were measured elsewhere on the same kind of GPU with the run's version of vLLM; another version is "
+        "shown for comparison, and the link stated beside the run, which its authors call calibrated; all were seen before "
+        "choosing"
+    ),
     "arrivals count from the first request; time to first token and latency from each request's own arrival",
     "the real runs begin cold: their first request waits several times longer for its first token",
 )
