@@ -12,7 +12,7 @@ from profiles.fit import fit
 
 def test_a_path_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="--output: .*cannot be written"):
+    with pytest.raises(InputError, match=r"--output: .*cannot be written"):
         writable(tmp_path / "file" / "x.jsonl")
     assert writable(tmp_path / "new" / "x.jsonl").exists()
 
