@@ -39,7 +39,7 @@ def measure(
         points=collapse(point for unit in units for point in unit.points),
         operators=[row for unit in units for row in unit.operators],
         states=[state | {"unit": unit.unit} for unit in units for state in unit.states],
-        notes=[note for unit in units for note in unit.notes],
+        notes=list(dict.fromkeys(note for unit in units for note in unit.notes)),
     )
 
 

@@ -128,12 +128,37 @@ def test_first_come_first_served(chosen: Settings, requests: Requests) -> None:
             assert index == running.pop()
         for index, _, _ in call.scheduled:
             if index not in running:
+                assert not call.preempted, "nobody joins while somebody has to give way"
                 running.append(index)
             if index not in order:
                 order.append(index)
         assert running == sorted(running)
         running = [index for index in running if index not in call.finished]
     assert order == list(range(len(requests)))
+
+
+def test_what_is_drawn_has_preemptions_while_others_wait() -> None:
+    """The laws above would be hollow without them."""
+    calls_with = 0
+
+    @given(settings(), loads())
+    def count(chosen: Settings, requests: Requests) -> None:
+        nonlocal calls_with
+        found = trace(chosen, requests, [0] * len(requests))
+        calls_with += any(call.preempted and call.waiting > len(call.preempted) for call in found)
+
+    count()
+    assert calls_with >= 5
+
+
+def test_who_was_preempted_comes_back_before_those_who_never_ran() -> None:
+    """Two fit, the third waits for a seat; the second is preempted, and joins again as soon as the first has ended."""
+    work = load([16, 16, 4], [9, 9, 9])
+    found = trace(small(max_num_seqs=2), work, [0, 0, 0])
+    assert [call.preempted for call in found if call.preempted] == [[1]]
+    assert starts(found, 1)[1][0] <= starts(found, 2)[0][0]
+    after = found[starts(found, 1)[1][0]]
+    assert after.scheduled[0][0] == 1
 
 
 @given(settings(reserve_full_isl=False), st.integers(1, 60))
