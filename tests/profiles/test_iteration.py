@@ -129,7 +129,7 @@ def test_even_contexts_have_no_skew_and_uneven_ones_cost_no_less(table: EngineTa
 
 def test_skews_are_matched_by_bins_and_what_lies_outside_takes_the_default() -> None:
     edges = [np.array(edge, float) for edge in ([0, 32], [4, 8], [0.5, 1.0], [100, 200], [0, 64])]
-    shares = np.arange(32.0).reshape(2, 2, 2, 2, 2)
+    shares = 1.0 + np.arange(32.0).reshape(2, 2, 2, 2, 2)
     skews = Skews(chunks=edges[0], decodes=edges[1], spread=edges[2], longest=edges[3], prefix=edges[4], shares=shares)  # type: ignore[arg-type]
     packed = EngineTable(skew=0.25, skews=skews).packed()
 

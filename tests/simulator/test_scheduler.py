@@ -161,6 +161,15 @@ def test_who_was_preempted_comes_back_before_those_who_never_ran() -> None:
     assert after.scheduled[0][0] == 1
 
 
+def test_nobody_joins_in_the_iteration_of_a_preemption() -> None:
+    """The first chunk of who was preempted would fit the blocks that are left, one iteration early."""
+    chosen = small(max_num_batched_tokens=10, prefix_caching=False, reserve_full_isl=False)
+    found = trace(chosen, load([16, 16], [9, 9]), [0, 0])
+    number = next(number for number, call in enumerate(found) if call.preempted)
+    assert [index for index, _, _ in found[number].scheduled] == [0] and found[number].blocks < 10
+    assert starts(found, 1)[1][0] == number + 1
+
+
 @given(settings(reserve_full_isl=False), st.integers(1, 60))
 def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget(chosen: Settings, prompt: int) -> None:
     found = trace(chosen, load([prompt], [1]), [0])
