@@ -47,6 +47,11 @@ OPS |= {
     "generation_attention": "attention of one new token each: batch, context, heads, kv_heads, head_dim, window, kv_bits",
     "moe": "the routed experts of a layer: tokens, hidden, intermediate, topk, num_experts, tp, ep, bits",
     "all_to_all": "a collective: calls, bytes (of one rank's input), ranks",
+    # Parts of one model on one device, as LLMServingSim's tables give them (`profiles/readers/optables.py`); `point`
+    # names the part.
+    "layer": "one call of a part of the network: tokens",
+    "head": "LM head or sampler: sequences",
+    "attention": "attention of one layer: prefill_chunk, kv_prefill, n_decode, kv_decode (mean context)",
 }
 LOGGED_STAGES = (
     "gen", "old_log_prob", "ref", "values", "reward", "adv", "update_critic", "update_actor", "reshard",

@@ -90,11 +90,10 @@ def measurements(folder: Path, *, device: str, model: str) -> Iterator[Measureme
         table = read(folder, name)
         counts = [column for column in COLUMNS[name] if column not in ("layer", "time_us")]
         for row in table.to_dict("records"):
-            part = f"{op}:{row['layer']}" if "layer" in row else op
-            quantities = {column: float(row[column]) for column in counts}
             yield Measurement(
-                op=part, quantities=quantities, seconds=row["time_us"] * 1e-6, device=device, model=model, source=source
-            )
+                op=op, point=row.get("layer", ""), quantities={column: float(row[column]) for column in counts},
+                seconds=row["time_us"] * 1e-6, device=device, model=model, source=source,
+            )  # fmt: skip
 
 
 def engine_table(folder: Path, spec: ModelSpec, all_reduce: Collective | None = None) -> EngineTable:
