@@ -76,9 +76,6 @@ def _models(scenario: Scenario) -> Iterator[Refusal]:
             yield f"models.{role}.dtype", f"{model.dtype} is not executed on a CPU", "set `dtype: float32`"
         if start.weights != "random" and not (Path(start.weights) / "config.json").is_file():
             yield f"models.{role}.weights", f"{start.weights} has no config.json", "name a Hugging Face folder"
-        if features := _unbuilt(start.spec):
-            problem = f"networks with {', '.join(features)} are not executed"
-            yield f"models.{role}.arch", problem, "choose a Llama or Qwen2.5 shape, for example tiny-llama"
         if start.spec.vocabulary < len(IDS):
             problem = f"a vocabulary of {start.spec.vocabulary} is smaller than the tokenizer's {len(IDS)}"
             yield f"models.{role}.arch", problem, "choose a larger one, for example tiny-llama"
@@ -97,22 +94,6 @@ def _unbuilt(spec: ModelSpec) -> list[str]:
     built = {"tied_embeddings", "qkv_bias", "source"}
     own = {name: field.default for name, field in ModelSpec.model_fields.items() if not field.is_required()}
     return [name for name, default in own.items() if name not in built and getattr(spec, name) != default]
-
-
-def _unbuilt(spec: ModelSpec) -> list[str]:
-    """What of an architecture `executor.network` does not build."""
-    features = {
-        "routed experts": spec.moe is not None,
-        "latent attention": spec.mla is not None,
-        "windowed layers": spec.window_layers > 0,
-        "an ungated MLP": not spec.gated,
-        "learned positions": spec.learned_positions > 0,
-        "norms of queries and keys": spec.qk_norm,
-        "attention sinks": spec.attention_sinks,
-        "more than two norms in a layer": spec.norms_per_layer != 2,
-        "biases beyond q, k and v": spec.output_bias or spec.mlp_bias or spec.norm_bias,
-    }
-    return [name for name, present in features.items() if present]
 
 
 def _placements(scenario: Scenario) -> Iterator[Refusal]:

@@ -163,6 +163,8 @@ class RolloutWorker:
             "linear_flops": self._spec.linear_flops(found.tokens, head_tokens=found.sequences),
             "attention_flops": self._spec.attention_flops(found.token_context),
             "kv_bytes": found.context_read * self._kv_bytes_per_token,
+            "layers": float(self._spec.layers),
+            "activations": float(found.tokens * self._spec.layers * self._spec.hidden),
             "prefill_steps": float(found.prefill_tokens > 0),
         }
 

@@ -36,6 +36,11 @@ def cache_folder() -> Path:
     return Path(home) / "numba" / digest.hexdigest()[:16]
 
 
+def cold() -> bool:
+    """Whether nothing of these sources has been compiled on this machine yet."""
+    return not cache_folder().exists()
+
+
 def compiled(function: Function) -> Function:
     """The function, compiled at its first call and then kept on disk; its plain form stays at `.py_func`.
 

@@ -17,13 +17,13 @@ from lab.timeline import Span
 
 OPS = {
     # op: the quantities that a point of it carries. Cost formulas over them live in `profiles/formula.py`.
-    "engine_step": "one iteration of the rollout engine: sequences, tokens, linear_flops, attention_flops, kv_bytes, prefill_steps",
+    "engine_step": "one iteration of the rollout engine: sequences, kv_bytes, prefill_steps, and of a pass all but `passes`",
     "rollout_host": "a rollout beyond its iterations (requests in, samples out): calls, samples, tokens",
-    "logprob": "one frozen forward pass with log-probs of the next tokens: passes, tokens (padded), linear_flops, attention_flops",
+    "logprob": "a frozen forward pass: passes, tokens (padded), layers, linear_flops, activations, attention_flops",
     "score_host": "a scoring call beyond its passes (unpacking, padding, packing): calls, samples, tokens",
     "reward": "a rule-based reward: calls, samples, tokens",
-    "forward": "a training forward pass with its loss: passes, tokens (padded), linear_flops, attention_flops, zero3_passes",
-    "backward": "a backward pass: passes, tokens, linear_flops, attention_flops (of the forward), zero2_passes, zero3_passes",
+    "forward": "a training forward pass with its loss: the same, zero3_passes",
+    "backward": "a backward pass: the same of its forward pass, zero2_passes, zero3_passes",
     "optimizer": "one optimizer step of one rank: passes, parameters, zero1_passes, zero2_passes, zero3_passes",
     "grad_sync": "an all-reduce of gradients: calls, bytes, ranks",
     "update_host": "an update call beyond its passes: calls, minibatches, samples, tokens",
@@ -40,15 +40,25 @@ OPS = {
     "engine_sleep": "an engine that moves its weights off the device and drops its cache: calls, bytes (of weights)",
     "engine_wake": "the same weights back on the device: calls, bytes",
 }
+OPS |= {
+    # Kernels of an engine: one call on one device, as op tables of real GPUs give them (`profiles/readers/silicon.py`).
+    "gemm": "a matrix product of m×k by k×n: m, n, k, bits (of a stored weight)",
+    "context_attention": "attention of new tokens: batch, tokens (of each), prefix, heads, kv_heads, head_dim, window, kv_bits",
+    "generation_attention": "attention of one new token each: batch, context, heads, kv_heads, head_dim, window, kv_bits",
+    "moe": "the routed experts of a layer: tokens, hidden, intermediate, topk, num_experts, tp, ep, bits",
+    "all_to_all": "a collective: calls, bytes (of one rank's input), ranks",
+    # Parts of one model on one device, as LLMServingSim's tables give them (`profiles/readers/optables.py`); `point`
+    # names the part.
+    "layer": "one call of a part of the network: tokens",
+    "head": "LM head or sampler: sequences",
+    "attention": "attention of one layer: prefill_chunk, kv_prefill, n_decode, kv_decode (mean context)",
+}
 LOGGED_STAGES = (
     "gen", "old_log_prob", "ref", "values", "reward", "adv", "update_critic", "update_actor", "reshard",
     "testing", "save_checkpoint",
 )  # fmt: skip
 """timers of a verl step log"""
-OPS |= {
-    f"{stage}_stage": "a whole stage in a step log: steps, tokens, longest (response), rank_tokens (of the fullest rank)"
-    for stage in LOGGED_STAGES
-}
+OPS |= {f"{stage}_stage": "a whole stage in a step log: steps, tokens" for stage in LOGGED_STAGES}
 HELD_OUT = "held-out"
 """`source` of measurements that are never fitted: they say how well a fit does on what it has not seen"""
 
@@ -93,6 +103,8 @@ def pass_quantities(
         "tokens": float(tokens),
         "linear_flops": spec.linear_flops(tokens, head_tokens=0 if role in HEADLESS else tokens),
         "attention_flops": spec.attention_flops(num_samples * longest * (longest + 1) / 2),
+        "layers": float(spec.layers),
+        "activations": float(tokens * spec.layers * spec.hidden),
     } | zero_quantities(zero_stage)
 
 

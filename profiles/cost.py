@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.placement import Worker
 from lab.scenario import Scenario
-from profiles.formula import PARALLEL, terms
+from profiles.formula import MERGED, PARALLEL, terms
 from profiles.profile import OpProfile, Profile
 from profiles.roofline import Roofline, backward_factor
 
@@ -113,7 +113,7 @@ class CostModel:
 
     def _fitted(self, worker: Worker, op: str, fitted: OpProfile, quantities: Mapping[str, float]) -> Cost:
         """One device was measured: more devices and threads divide its work, and their talk comes from the datasheet."""
-        values = terms(op, quantities)
+        values = {name: v for name, v in terms(op, quantities).items() if name in fitted.ranges or name not in MERGED}
         inside = self._known[worker.name] and fitted.covers(values)
         spread = worker.parallelism
         devices = spread.devices if op in PASSES or op == "engine_step" else 1

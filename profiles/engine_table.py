@@ -23,12 +23,21 @@ SEQUENCES = np.array([0, 1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512
 CHUNKS = np.array(
     [0, 16, 32, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384], dtype=float
 )
-PREFIXES = np.array([0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072], dtype=float)
+PREFIXES = np.concatenate([
+    [-8192, -6144, -4096, -3072, -2048, -1024, -512, -256, -128, 0],
+    [256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072],
+]).astype(float)  # fmt: skip
 DECODES = np.array([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024], dtype=float)
 CONTEXTS = np.array([0, 63, 127, 255, 511, 1023, 2047, 4095, 8191, 16383, 32767, 65535, 131071], dtype=float)
 CAPTURED = np.array([1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)], dtype=float)
 """vLLM's default CUDA-graph sizes up to 512 (vllm/config/compilation.py)"""
+SHORTEST = 16.0
+"""tokens of the shortest prompt, for attention"""
 BF16 = 2.0
+STEP_S, SEQUENCE_S, PREFILL_LAYER_S = 5.4e-4, 3.5e-5, 1.45e-4
+"""host time of vLLM on data-centre GPUs, per iteration, per scheduled sequence, and per layer of an iteration with
+prefill, which runs outside full CUDA graphs: fitted on the even half of the dense cases of `lab validate --set silicon-dense`,
+where leaving out a (system, model) group gives 0.4-0.8 ms, 21-41 us and 0.12-0.33 ms"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,13 +206,21 @@ def attention_seconds(build: Build) -> Floats:
 
 
 def _prefill(build: Build, window: int) -> Floats:
-    """(chunks, prefixes). Latent attention decompresses keys and values first and then is multi-head."""
+    """(chunks, prefixes). Latent attention decompresses keys and values first and then is multi-head.
+
+    c tokens with a negative prefix −p stand for b = c / (c − 2p) equal prompts, which attend to as many pairs:
+    b·(c/b)²/2 = c·(−p) + c²/2. Prompts are not shorter than SHORTEST.
+    """
     spec, heads = build.spec, build.share(build.spec.heads)
     kv_heads, head_dim = build.share(spec.kv_heads), spec.head_dim
     if spec.mla is not None:
         kv_heads, head_dim = heads, spec.mla.qk_head_dim
     chunks, prefixes = CHUNKS[:, None], PREFIXES[None, :]
-    return build.kernels.context_attention(1, chunks, prefixes, heads, kv_heads, head_dim, build.kv_dtype, window)
+    most = np.maximum(chunks / SHORTEST, 1.0)
+    prompts = np.clip(chunks / np.maximum(chunks + 2 * np.minimum(prefixes, 0.0), 1e-9), 1.0, most)
+    return build.kernels.context_attention(
+        prompts, chunks / prompts, np.maximum(prefixes, 0.0), heads, kv_heads, head_dim, build.kv_dtype, window
+    )
 
 
 def _decode(build: Build, window: int) -> Floats:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lab.errors import InputError
 from lab.measurement import HELD_OUT, OPS, Measurement
 from profiles.formula import FORMULAS, terms
-from profiles.identify import missing
+from profiles.identify import apart, missing
 from profiles.profile import HeldOut, OpProfile, Profile, Range
 
 HUBER = 0.25
@@ -50,6 +50,8 @@ def fit(measurements: Iterable[Measurement], *, name: str, source: dict[str, Any
 
 def refusal(op: str, points: Sequence[Measurement]) -> str | None:
     """Why the points of an op cannot be fitted, as the measurement that is missing; None where they can."""
+    if op not in FORMULAS:
+        return "it is a kernel, which curves describe and no formula"
     fitted = _alone(points)
     if not fitted:
         return "all points were taken beside busy cores or are held out; measure some alone"
@@ -60,7 +62,9 @@ def fit_op(op: str, points: Sequence[Measurement]) -> OpProfile:
     """Non-negative least squares on relative errors over the points taken alone; slowdowns from the others."""
     alone, names = _alone(points), FORMULAS[op]
     rows, seconds = _rows(op, alone), _seconds(alone)
-    coefficients = solve(rows, seconds, np.array([point.repeats for point in alone], dtype=float))
+    coefficients = solve(
+        apart(names, rows, seconds), seconds, np.array([point.repeats for point in alone], dtype=float)
+    )
     residuals = np.abs(rows @ coefficients / seconds - 1)
     return OpProfile(
         coefficients={name: float(value) for name, value in zip(names, coefficients, strict=True)},

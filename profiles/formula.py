@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from lab.measurement import LOGGED_STAGES
 
 FORMULAS: dict[str, tuple[str, ...]] = {
-    "engine_step": ("each", "prefill_steps", "sequences", "linear_flops", "attention_flops", "kv_bytes"),
+    "engine_step": (
+        "each", "layers", "prefill_steps", "sequences", "linear_flops", "activations", "attention_flops", "kv_bytes",
+    ),
     "rollout_host": ("each", "samples", "tokens"),
-    "logprob": ("each", "linear_flops", "attention_flops"),
+    "logprob": ("each", "layers", "linear_flops", "activations", "attention_flops"),
     "score_host": ("each", "samples", "tokens"),
     "reward": ("each", "samples", "tokens"),
-    "forward": ("each", "linear_flops", "attention_flops", "zero3_passes"),
-    "backward": ("each", "linear_flops", "attention_flops", "zero2_passes", "zero3_passes"),
+    "forward": ("each", "layers", "linear_flops", "activations", "attention_flops", "zero3_passes"),
+    "backward": ("each", "layers", "linear_flops", "activations", "attention_flops", "zero2_passes", "zero3_passes"),
     "optimizer": ("each", "parameters", "zero1_passes", "zero2_passes", "zero3_passes"),
     "grad_sync": ("each", "bytes"),
     "update_host": ("each", "minibatches", "samples", "tokens"),
@@ -33,10 +35,13 @@ FORMULAS: dict[str, tuple[str, ...]] = {
     "engine_start": ("each", "bytes"),
     "engine_sleep": ("each", "bytes"),
     "engine_wake": ("each", "bytes"),
-} | {f"{stage}_stage": ("each", "tokens") for stage in LOGGED_STAGES}
+} | {f"{stage}_stage": ("each", "tokens") for stage in LOGGED_STAGES}  # fmt: skip
 
-PARALLEL = frozenset({"linear_flops", "attention_flops", "kv_bytes"})
+PARALLEL = frozenset({"linear_flops", "activations", "attention_flops", "kv_bytes"})
 """terms that more threads divide"""
+
+MERGED = ("activations", "layers")
+"""terms that only networks of different shapes tell apart from others: with one network they are part of those others"""
 
 _PER_SEQUENCE, _CONTEXT = "number of tokens for each sequence", "context"
 RATIOS: dict[frozenset[str], str] = {

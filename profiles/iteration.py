@@ -61,7 +61,7 @@ class EngineTable:
     chunk_grid: Floats = field(default_factory=_zero)
     """(P,) prefill tokens of an iteration"""
     prefix_grid: Floats = field(default_factory=_zero)
-    """(K,) context that they find in the cache"""
+    """(K,) context that they find in the cache; negative for several prompts at once, see `Iteration.prefix`"""
     decode_grid: Floats = field(default_factory=_zero)
     """(N,) sequences that get one token"""
     context_grid: Floats = field(default_factory=_zero)
@@ -84,9 +84,9 @@ class EngineTable:
     """per token of context that is read from the KV cache"""
     capture_sizes: Floats = field(default_factory=lambda: np.zeros(0))
     """token counts that iterations are padded up to (CUDA graphs), rising; above the last nothing is padded"""
-    most_pairs: float = np.finfo(float).max
+    most_pairs: float = float(np.finfo(float).max)
     """largest `token_context` that was measured"""
-    most_read: float = np.finfo(float).max
+    most_read: float = float(np.finfo(float).max)
     """largest `context_read` that was measured"""
     measured: bool = False
     """False: nothing here was measured; True: inside the ends of the grids it was"""
@@ -106,7 +106,8 @@ class EngineTable:
             if part.name == "skews":
                 continue
             value = np.asarray(getattr(self, part.name), dtype=float)
-            if not np.all(np.isfinite(value)) or np.any(value < 0):
+            least = -np.inf if part.name == "prefix_grid" else 0.0
+            if not np.all(np.isfinite(value)) or np.any(value < least):
                 raise ValueError(f"{part.name} holds a number that is negative or not finite")
 
     def seconds(self, iteration: Iteration) -> float:
@@ -165,7 +166,8 @@ class Iteration:
     sequences: int
     prefill_tokens: int = 0
     prefix: float = 0.0
-    """cached context of the prefill tokens: the one chunk that would attend to as many pairs has so much before it"""
+    """cached context of the prefill tokens: the one chunk that would attend to as many pairs has so much before it;
+    below 0 where several short prompts attend to fewer pairs than one prompt of their length"""
     decodes: int = 0
     """sequences that get exactly one token"""
     context_sum: float = 0.0

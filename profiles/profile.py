@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterable
 from datetime import date
 from importlib import metadata, resources
 from pathlib import Path
@@ -178,7 +179,7 @@ def find(device: str, name: str | None = None) -> Profile:
         chosen = load(_named(name))
         return chosen if chosen.device == device else find(device)
     own = sorted(local_profile_path(device).parent.glob(f"{device}-*.yaml"), key=lambda path: -path.stat().st_mtime)
-    for profile in map(load, own):
+    for profile in distinct(own).values():
         if profile.device == device and profile.source.get("machine") == machine():
             return profile
     fits = [path for path in shipped().values() if _of(path, device)]
@@ -191,13 +192,13 @@ def _of(path: Path, device: str) -> bool:
         return any(line.strip() == f"device: {device}" for _, line in zip(range(5), lines, strict=False))
 
 
-def library(folder: Path | None = None) -> dict[str, Profile]:
-    """All profiles of a folder (default: those that come with the lab) by name. Raises InputError where two share one."""
+def distinct(paths: Iterable[Path]) -> dict[str, Profile]:
+    """The profiles of some files by name. Raises InputError where two share one."""
     found: dict[str, tuple[Path, Profile]] = {}
-    for path in sorted(folder.glob("*.yaml")) if folder else shipped().values():
+    for path in paths:
         profile = load(path)
         if profile.name in found:
-            problem = f"the profile {profile.name!r} is also in {found[profile.name][0].name}"
+            problem = f"the profile {profile.name!r} is also in {found[profile.name][0]}"
             raise InputError(file=str(path), key="name", problem=problem, remedy="give each profile a name of its own")
         found[profile.name] = (path, profile)
     return {name: profile for name, (_, profile) in found.items()}

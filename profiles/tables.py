@@ -35,12 +35,13 @@ def of_fit(layout: Layout, fitted: OpProfile, *, measured: bool) -> EngineTable:
     talk = np.array([roofline.engine_talk(layout, float(n)) for n in tokens])
     return EngineTable(
         token_grid=tokens,
-        token_seconds=c["linear_flops"] * per_token / alone * tokens + talk,
+        token_seconds=(c["linear_flops"] * per_token + c["activations"] * spec.layers * spec.hidden) / alone * tokens
+        + talk,
         sequence_grid=np.array([0.0, sequences]),
         sequence_seconds=c["linear_flops"] * per_sequence / alone * np.array([0.0, sequences]),
         most_pairs=high["attention_flops"] / spec.attention_flops(1.0),
         most_read=high["kv_bytes"] / kept,
-        step_s=c["each"],
+        step_s=c["each"] + c["layers"] * spec.layers,
         sequence_s=c["sequences"],
         prefill_step_s=c["prefill_steps"],
         token_context_s=c["attention_flops"] * spec.attention_flops(1.0) / alone,
@@ -59,14 +60,14 @@ def kernels_of(profile: Profile) -> Kernels | None:
 
 
 def of_kernels(layout: Layout, kernels: Kernels) -> EngineTable:
-    """Composed from single kernels, with the host's time and what pipeline stages or copies add from the datasheet."""
-    from profiles.kernels import engine_table
+    """Composed from single kernels, with the host's fitted time; what pipeline stages or copies add is the datasheet's."""
+    from profiles.engine_table import PREFILL_LAYER_S, SEQUENCE_S, STEP_S, engine_table
 
     worker, spread = layout.worker, layout.worker.parallelism
     expert = spread.expert if spread.data == 1 else 1
     table = engine_table(layout.spec, worker.dtype, worker.kv_dtype, spread.tensor, kernels, expert_parallel=expert)
-    kind = layout.device.kind
-    table = replace(table, step_s=roofline.ENGINE_STEP_S[kind], sequence_s=roofline.ENGINE_SEQUENCE_S)
+    prefill = PREFILL_LAYER_S * layout.spec.layers
+    table = replace(table, step_s=STEP_S, sequence_s=SEQUENCE_S, prefill_step_s=prefill)
     return pipelined(layout, copied(layout, table, kernels))
 
 

@@ -99,7 +99,7 @@ def grouped(prompts: Sequence[int], groups: Sequence[int], block_tokens: int) ->
 def build(settings: Settings, requests: Requests) -> State:
     """A fresh engine that knows all its requests; none waits yet.
 
-    Raises TooSmall where one can never fit the KV cache.
+    Raises TooSmall where one can never fit the KV cache, ValueError where lengths or arrivals are none.
     """
     row = _rows(settings, requests)
     block = settings.block_tokens
@@ -137,8 +137,14 @@ def build(settings: Settings, requests: Requests) -> State:
 
 
 def _rows(settings: Settings, requests: Requests) -> NDArray[np.int64]:
-    if len(requests) and requests.response.min() < 1:
-        raise ValueError("every response has at least one token")
+    if len(requests) and min(requests.prompt.min(), requests.response.min()) < 1:
+        raise ValueError("every prompt and every response has at least one token")
+    arrivals = requests.arrivals()
+    if not np.all(np.isfinite(arrivals)) or np.any(np.diff(arrivals) < 0):
+        raise ValueError("arrivals are times that never fall")
+    longest = int((requests.prompt + requests.response).max(initial=0))
+    if 0 < settings.contiguous_tokens < longest:
+        raise ValueError(f"contiguous KV reserves {settings.contiguous_tokens} tokens, a sequence has {longest}")
     row = np.zeros((len(requests), 15), dtype=np.int64)
     row[:, PROMPT], row[:, RESPONSE], row[:, ROW] = requests.prompt, requests.response, WAITS
     return row

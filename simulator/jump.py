@@ -16,6 +16,7 @@ from simulator.scheduler import (
     ASYNC,
     BEFORE,
     BLOCK,
+    CACHING,
     COMPUTED,
     CONTIGUOUS,
     FLYING,
@@ -39,6 +40,8 @@ from simulator.scheduler import (
     State,
     fits,
     found,
+    grow,
+    needed,
     publish,
 )
 
@@ -107,10 +110,12 @@ def advance(state: State, steps: int) -> None:
     setting, running = state.setting, state.running[: state.count[RUNNING]]
     if len(running) < setting[MAX_TOKENS]:
         state.count[OPEN] = 0  # as `admit` does where nobody can join
-    if not setting[CONTIGUOUS]:
+    if setting[CACHING] and not setting[CONTIGUOUS]:
         take_blocks(state, steps)
     for place in range(len(running)):
         row = state.request[running[place]]
+        if not setting[CACHING]:
+            grow(state, running[place], needed(state, row[COMPUTED] + steps))
         row[COMPUTED] += steps
         row[GENERATED] += steps
         row[HIGHEST] = row[COMPUTED]
@@ -156,7 +161,7 @@ def describe(state: State, features: Floats) -> None:
             features[2] += tokens
             work += tokens * (before + tokens / 2)
     if features[2] > 0.0:
-        features[3] = max(work / features[2] - features[2] / 2, 0.0)
+        features[3] = work / features[2] - features[2] / 2
     features[9] = shortest if features[4] > 0.0 else 0.0
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from lab.placement import Worker
 from lab.scenario import Scenario
-from profiles.interpolate import iteration_seconds
+from profiles.interpolate import iteration_seconds, steps_to_bend
 from profiles.iteration import EngineTable, Iteration
 from simulator import jump
 from simulator.engine import Requests, Settings
@@ -82,7 +82,7 @@ class LockStep:
         """Iterations, at most `steps`, in which the time of all copies together is a straight line."""
         features = [engine.decoding() for engine in active]
         for one in features:
-            steps = min(steps, int(jump.steps_to_bend(self._table, one[5] / one[4], one[6])))
+            steps = min(steps, int(steps_to_bend(self._table, one[5] / one[4], one[6])))
         while steps > 2 and self._slowest(features, 0) != self._slowest(features, steps - 1):
             steps //= 2  # one copy overtakes another on the way
         return steps
@@ -100,7 +100,6 @@ class LockStep:
 def _part(requests: Requests, owned: np.ndarray) -> Requests:
     contents = None if requests.contents is None else [requests.contents[index] for index in owned]
     return Requests(prompt=requests.prompt[owned], response=requests.response[owned], contents=contents)
-
 
 
 def start_engine(scenario: Scenario, worker: Worker, table: EngineTable, requests: Requests) -> Engine | LockStep:

@@ -121,3 +121,15 @@ def _step(state: State, lagging: bool, found: list[Traced]) -> int:
     record.finished.extend(int(i) for i in state.done[: count[DONE]])
     found.append(record)
     return len(record.finished)
+
+
+def warm_up() -> None:
+    """Plays one request both ways, so that the engine is compiled and kept on disk; takes half a minute the first time."""
+    requests = Requests(prompt=np.array([3]), response=np.array([4]))
+    for exact in (False, True):
+        replay(
+            EngineTable(step_s=1.0),
+            Settings(max_num_seqs=1, max_num_batched_tokens=4, num_blocks=3),
+            requests,
+            exact=exact,
+        )

@@ -36,7 +36,7 @@ class State(NamedTuple):
     """Everything an engine keeps."""
 
     setting: Ints
-    count: Ints
+    count: Ints  # type: ignore[assignment]  # tuple has a method of that name, which nobody calls
     request: NDArray[np.int64]
     """(requests, 15)"""
     running: Ints
@@ -95,8 +95,11 @@ def content(state: State, index: int, position: int) -> int:
 
 @compiled
 def grow(state: State, index: int, blocks: int) -> None:
-    """Takes blocks until the request holds so many; they must be free."""
+    """Takes blocks until the request holds so many; they must be free. Without a prefix cache only their number counts."""
     row = state.request[index]
+    if not state.setting[CACHING] and row[HELD] < blocks:
+        state.blocks.free[0] -= blocks - row[HELD]
+        row[HELD] = blocks
     while row[HELD] < blocks:
         state.table[row[ROW], row[HELD]] = take(state.blocks)
         row[HELD] += 1
@@ -117,7 +120,10 @@ def publish(state: State, index: int, tokens: int) -> None:
 def release(state: State, index: int) -> None:
     """A request gives back its blocks and its row of the table."""
     row = state.request[index]
-    give_back(state.blocks, state.table[row[ROW]], row[HELD], state.setting[UNKNOWN_FIRST] != 0)
+    if state.setting[CACHING]:
+        give_back(state.blocks, state.table[row[ROW]], row[HELD], state.setting[UNKNOWN_FIRST] != 0)
+    else:
+        state.blocks.free[0] += row[HELD]
     state.slots[state.count[SLOTS]] = row[ROW]
     state.count[SLOTS] += 1
     row[HELD] = row[FOUND] = 0

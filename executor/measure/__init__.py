@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from executor.measure.journal import Found, Journal
-from executor.measure.parts import Progress, plan, run
+from executor.measure.parts import Progress, planned, run
 from executor.measure.points import collapse
 
-__all__ = ["Found", "Progress", "collapse", "measure", "num_units"]
+__all__ = ["Found", "Progress", "collapse", "measure", "num_finished", "num_units"]
 
 
 def measure(
@@ -32,17 +32,28 @@ def measure(
     interrupted goes on after its last unit, unless `fresh`. Quick measures one architecture in three rounds.
     Seconds are medians of repeats.
     """
-    kept = Journal.open(journal, identity | {"arch": arch, "quick": quick}, fresh)
-    run(plan(arch, quick), kept, progress or (lambda *_: None))
+    kept = Journal.open(journal, _whole(identity, arch, quick), fresh)
+    run(planned(arch, quick), kept, progress or (lambda *_: None))
     units = list(kept.units.values())
     return Found(
         points=collapse(point for unit in units for point in unit.points),
         operators=[row for unit in units for row in unit.operators],
         states=[state | {"unit": unit.unit} for unit in units for state in unit.states],
-        notes=[note for unit in units for note in unit.notes],
+        notes=list(dict.fromkeys(note for unit in units for note in unit.notes)),
     )
+
+
+def num_finished(journal: Path, identity: dict[str, Any], arch: str, quick: bool) -> int:
+    """How many units of this very sweep an earlier call has left in `journal`."""
+    kept = Journal(journal, _whole(identity, arch, quick))
+    kept.read()
+    return len(kept.units)
+
+
+def _whole(identity: dict[str, Any], arch: str, quick: bool) -> dict[str, Any]:
+    return identity | {"arch": arch, "quick": quick}
 
 
 def num_units(arch: str, quick: bool) -> int:
     """How many units a whole sweep takes."""
-    return sum(len(part.units) for part in plan(arch, quick))
+    return sum(len(part.units) for part in planned(arch, quick))

@@ -19,6 +19,8 @@ from lab.timeline import Span
 
 DECODES = 5
 """iterations that repeat a point of decoding: the context grows by one token meanwhile"""
+WARM = 8
+"""tokens of a prompt that goes first: an iteration after other processes ran finds its caches cold, whatever it holds"""
 
 Point = tuple[str, dict[str, float], float]
 """(name, quantities, seconds) of one iteration"""
@@ -40,6 +42,7 @@ def rollout(worker: RolloutWorker, step: int, shape: tuple[int, int, int]) -> di
 def decode(worker: RolloutWorker, step: int, sequences: int, context: int) -> list[Point]:
     """The iteration that takes the prompts, and DECODES in which every sequence gets one token."""
     rng = np.random.default_rng(step)
+    _drain(worker, "w", [_prompt(rng, WARM)])
     _add(worker, "d", [_prompt(rng, context) for _ in range(sequences)], 1 + DECODES)
     prefill = [(f"prefill {sequences}x{context}", *found) for found in _iterations(worker)]
     return prefill + [
@@ -51,8 +54,7 @@ def mixed(worker: RolloutWorker, step: int, grid: Mixed) -> list[Point]:
     """One iteration for each of the prompts, beside sequences that decode meanwhile."""
     rng = np.random.default_rng(step)
     common = _prompt(rng, max(cached for _, _, cached in grid.prompts))
-    if common:
-        _drain(worker, "c", [[*common, *_prompt(rng, 1)]])
+    _drain(worker, "c", [common + _prompt(rng, WARM)])
     if grid.decoding:
         background = [_prompt(rng, grid.context - 2) for _ in range(grid.decoding)]
         _add(worker, "d", background, 3 + 2 * len(grid.prompts))

@@ -37,7 +37,7 @@ class Journal:
     def open(cls, path: Path, identity: dict[str, Any], fresh: bool = False) -> Journal:
         """The journal at `path`; a new one where there is none, where it is another sweep's, or where asked for."""
         journal = cls(path, identity)
-        if fresh or not journal._read():
+        if fresh or not journal.read():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(json.dumps(identity, sort_keys=True).encode() + b"\n")
         return journal
@@ -50,7 +50,7 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
 
-    def _read(self) -> bool:
+    def read(self) -> bool:
         """Whether the file is this sweep's. A last line that was cut short is dropped, also on disk."""
         if not self.path.exists():
             return False

@@ -50,13 +50,13 @@ def run(parts: list[Part], journal: Journal, progress: Progress) -> None:
     progress("measured", len(journal.units))
 
 
-def plan(arch: str, quick: bool) -> list[Part]:
+def planned(arch: str, quick: bool) -> list[Part]:
     """One architecture in three rounds where quick; else two architectures, ZeRO stages and two ranks as well."""
     alone, other = _fewest_cores(), next(name for name in ("tiny-llama", "small-llama") if name != arch)
     if quick:
         return [_rounds(arch, other, 3, alone)]
     stages = [_zero(arch, (1, 2)), _zero(arch, (3, 0))]
-    return [_rounds(arch, other, 5, alone), _rounds(other, arch, 3, alone), *stages] + (
+    return [_rounds(arch, other, 5, alone), _rounds(other, arch, 2, alone), *stages] + (
         [] if alone else [_ranks(arch, other)]
     )
 

@@ -56,6 +56,9 @@ class Sweep:
         scored = [lambda shape=shape: self._of(self._score(shape)) for shape in FITTED.scored]
         trained = [lambda shape=shape: self._of(self.train(shape)) for shape in FITTED.trained]
         trained += [lambda shape=shape: self._of(self._split(shape)) for shape in FITTED.split]
+        order = np.random.default_rng(self._step)  # another one in every round: a slow minute falls on any points
+        for tasks in (engine, scored, trained):
+            order.shuffle(tasks)
         width = -(-len(engine) // len(trained))
         groups = [engine[i : i + width] for i in range(0, len(engine), width)]
         found = []
@@ -80,18 +83,13 @@ class Sweep:
         return self._of([{"spans": spans}])
 
     def _engine_tasks(self, grid: Grid, source: str) -> list[Task]:
-        """Points of the engine in an order in which neighbours on the list are no neighbours on the grid."""
-        decode = [
-            lambda shape=shape: self._iterations(source, iterations.decode, *shape) for shape in grid.decode
-        ]  # fmt: skip
+        decode = [lambda shape=shape: self._iterations(source, iterations.decode, *shape) for shape in grid.decode]
         mixed = [lambda part=part: self._iterations(source, iterations.mixed, part) for part in grid.mixed]
         rollouts = [
             lambda shape=shape: self._of([self.in_process(self.engine, iterations.rollout, shape)], source)
             for shape in grid.rollouts
         ]
-        return [
-            task for tasks in zip_longest(decode[::2], decode[1::2][::-1], rollouts, mixed) for task in tasks if task
-        ]
+        return [*decode, *mixed, *rollouts]
 
     def _iterations(self, source: str, function: Callable[..., Any], *shape: Any) -> list[Measurement]:
         return [

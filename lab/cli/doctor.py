@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -291,6 +292,15 @@ def compile_bytecode() -> None:
         compileall.compile_dir(PROJECT / package, quiet=2)
 
 
+def compile_engine(console: Console) -> None:
+    """Compiles the simulator's rollout engine, which `lab simulate` would otherwise do at its first call."""
+    from simulator.replay import warm_up
+
+    begun = time.monotonic()
+    warm_up()
+    console.print(f"compiled the simulated engine in {time.monotonic() - begun:.1f} s")
+
+
 def warm_imports(console: Console) -> bool:
     """Imports the engine's parts once, in another process, to fill caches; True if it went well."""
     modules = [name for name in ENGINE if present(name)]
@@ -312,6 +322,7 @@ def warm_up(console: Console) -> bool:
         lock.unlink(missing_ok=True)
         console.print(f"removed {lock}, left by a killed build")
     compile_bytecode()
+    compile_engine(console)
     return warm_imports(console)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,15 +48,21 @@ def measured(path: Path, arch: str, quick: bool, fresh: bool) -> Any:
     from profiles.fit import fit
     from profiles.profile import local_source
 
-    source = local_source()
-    journal = path.with_suffix(".measuring.jsonl")
+    source = local_source() | {"load_average": round(os.getloadavg()[0], 2)}
+    if source["load_average"] > source["machine"]["cores"] / 2:
+        note(f"load average {source['load_average']}: other work on this machine will show in what is measured")
+    journal = writable(path.with_suffix(".measuring.jsonl"))
     identity = {key: source[key] for key in ("machine", "software")}
     note("measuring this machine's real engine, scoring and training operations")
-    if journal.exists() and not fresh:
-        note(f"going on with what {journal} holds; --fresh starts anew")
     measure = executor("measure")
-    with progress(measure.num_units(arch, quick)) as step:
-        result = measure.measure(arch, quick, step, journal=journal, identity=identity, fresh=fresh)
+    if not fresh and (done := measure.num_finished(journal, identity, arch, quick)):
+        note(f"going on after {done} of {measure.num_units(arch, quick)} parts in {journal}; --fresh starts anew")
+    try:
+        with progress(measure.num_units(arch, quick)) as step:
+            result = measure.measure(arch, quick, step, journal=journal, identity=identity, fresh=fresh)
+    except KeyboardInterrupt:
+        note(f"interrupted; what was measured is in {journal}, and the next `lab profile` goes on from there")
+        raise
     write_jsonl(result.points, path.with_suffix(".measurements.jsonl"))
     beside(path, result)
     found = fit(result.points, name=path.stem, source=source)
@@ -63,6 +70,19 @@ def measured(path: Path, arch: str, quick: bool, fresh: bool) -> Any:
     found.save(path)
     journal.unlink()
     return found
+
+
+def writable(path: Path) -> Path:
+    """The path of a file that can be written. Raises InputError where it cannot, before minutes are spent."""
+    from lab.errors import InputError
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        problem = f"{path} cannot be written: {error.strerror}"
+        raise InputError(key="--output", problem=problem, remedy="name a file in a folder of yours") from None
+    return path
 
 
 def beside(path: Path, result: Any) -> None:

@@ -48,27 +48,38 @@ def read(folder: Path, name: str) -> pd.DataFrame:
     try:
         table = pd.read_csv(path)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise InputError(file=str(path), problem=f"not a CSV table: {error}", remedy="give a table with a header") from None
+        raise InputError(
+            file=str(path), problem=f"not a CSV table: {error}", remedy="give a table with a header"
+        ) from None
     for column in COLUMNS[name]:
         if column not in table:
             remedy = f"its columns are {', '.join(COLUMNS[name])}"
             raise InputError(file=str(path), key=column, problem="the column is missing", remedy=remedy)
-    for column in set(COLUMNS[name]) & {"time_us", "tokens", "sequences", "kv_decode", "kv_prefill"}:
-        values = pd.to_numeric(table[column], errors="coerce")
-        wrong = ~(np.isfinite(values) & (values >= 0))
+    for column in (column for column in COLUMNS[name] if column != "layer" and not column.endswith("_label")):
+        values, least = pd.to_numeric(table[column], errors="coerce"), -np.inf if column == "alpha" else 0.0
+        wrong = ~(np.isfinite(values) & (values >= least))
         if wrong.any():
             row = int(np.argmax(wrong))
-            problem = f"{table[column].iloc[row]!r} is not a number of at least 0"
-            raise InputError(file=str(path), line=row + 2, key=column, problem=problem, remedy="remove or repeat this point")
+            problem = f"{table[column].iloc[row]!r} is not a number{' of at least 0' * (least == 0.0)}"
+            raise InputError(
+                file=str(path), line=row + 2, key=column, problem=problem, remedy="remove or repeat this point"
+            )
     return table
 
 
 def described(folder: Path) -> dict[str, Any]:
-    """What `meta.yaml` beside the folder says; empty where there is none."""
+    """What `meta.yaml` beside the folder says; empty where there is none. Raises InputError where it is no mapping."""
     import yaml
 
     path = folder.parent / "meta.yaml"
-    return dict(yaml.safe_load(path.read_text())) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        return dict(yaml.safe_load(path.read_text()))
+    except (yaml.YAMLError, UnicodeDecodeError, TypeError, ValueError) as error:
+        raise InputError(
+            file=str(path), problem=f"not a YAML mapping: {error}", remedy="restore or remove it"
+        ) from None
 
 
 def measurements(folder: Path, *, device: str, model: str) -> Iterator[Measurement]:
@@ -79,11 +90,10 @@ def measurements(folder: Path, *, device: str, model: str) -> Iterator[Measureme
         table = read(folder, name)
         counts = [column for column in COLUMNS[name] if column not in ("layer", "time_us")]
         for row in table.to_dict("records"):
-            part = f"{op}:{row['layer']}" if "layer" in row else op
-            quantities = {column: float(row[column]) for column in counts}
             yield Measurement(
-                op=part, quantities=quantities, seconds=row["time_us"] * 1e-6, device=device, model=model, source=source
-            )
+                op=op, point=row.get("layer", ""), quantities={column: float(row[column]) for column in counts},
+                seconds=row["time_us"] * 1e-6, device=device, model=model, source=source,
+            )  # fmt: skip
 
 
 def engine_table(folder: Path, spec: ModelSpec, all_reduce: Collective | None = None) -> EngineTable:
@@ -124,7 +134,7 @@ def _attention(table: pd.DataFrame) -> tuple[Floats, Floats, Floats, Floats, Flo
     chunks, prefixes, decodes, contexts = axes
     values = np.full(tuple(len(axis) for axis in axes), np.nan)
     for (chunk, number), part in table.groupby(["prefill_chunk", "n_decode"]):
-        i, k = np.searchsorted(chunks, chunk), np.searchsorted(decodes, number)
+        i, k = int(np.flatnonzero(chunks == chunk)[0]), int(np.flatnonzero(decodes == number)[0])
         values[i, :, k, :] = _resampled(part, prefixes, contexts) * 1e-6
     values[0, :, 0, :] = 0.0  # nothing scheduled
     for i in range(len(chunks)):
@@ -157,6 +167,15 @@ def _skews(folder: Path) -> dict[str, Any]:
     fit = described(folder).get("skew_fit", {})
     if not fit.get("enabled") or not (folder / "skew_fit.csv").is_file():
         return {}
+    try:
+        return _binned(folder, fit)
+    except KeyError as error:
+        file, remedy = str(folder.parent / "meta.yaml"), "restore the file, or set skew_fit.enabled to false"
+        problem = f"skew_fit lacks {error}, which skew_fit.csv needs"
+        raise InputError(file=file, key="skew_fit", problem=problem, remedy=remedy) from None
+
+
+def _binned(folder: Path, fit: dict[str, Any]) -> dict[str, Any]:
     default = float(fit["per_tp"][int(folder.name.removeprefix("tp"))]["alpha_default"])
     axes, table = fit["bucket_axes"], read(folder, "skew_fit.csv")
     parts = [("n", "n_label"), ("skew_rate", "skew_rate_label"), ("kv_big", "kv_big_label"), ("kp", "kp_label")]
@@ -167,7 +186,5 @@ def _skews(folder: Path) -> dict[str, Any]:
     for row in table.to_dict("records"):
         where = tuple(place[row[column]] for place, (_, column) in zip(places, parts, strict=True))
         shares[(np.searchsorted(chunks, row["pc"]), *where)] = max(float(row["alpha"]), 0.0)
-    skews = Skews(
-        chunks=chunks, decodes=edges[0], spread=edges[1], longest=edges[2], prefix=edges[3], shares=shares
-    )
+    skews = Skews(chunks=chunks, decodes=edges[0], spread=edges[1], longest=edges[2], prefix=edges[3], shares=shares)
     return {"skew": default, "skews": skews}

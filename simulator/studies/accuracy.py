@@ -18,10 +18,14 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Which cases are not judged, written down before anything is fitted."""
+    """Which cases are not judged, written down before anything is fitted.
+
+    `comparison`: its rows predict a judged figure once more, in another way, and are never counted with the others.
+    """
 
     id: str
     sentence: str
+    comparison: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,12 +151,16 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def table(part: ValidationSet) -> dict[str, Errors]:
-    """Statistics by quantity, over all quantities where there are several, and with the excluded rows that can be
-    predicted where there are such."""
+    """Statistics by quantity, and over all where there are several; then of what each rule takes out, where that is
+    predicted, and over all that is predicted."""
     names = list(dict.fromkeys(row.quantity for row in part.judged))
     lines = {name: errors(row for row in part.judged if row.quantity == name) for name in names}
     if len(names) > 1:
         lines["all quantities"] = errors(part.judged)
-    if any(row.excluded and row.error is not None for row in part.rows):
-        lines["with excluded rows"] = errors(part.rows)
+    for rule in part.rules:
+        lines[f"left out: {rule.id}"] = errors(row for row in part.rows if row.excluded == rule.id)
+    again = {rule.id for rule in part.rules if rule.comparison}
+    counted = [row for row in part.rows if row.excluded not in again]
+    if any(row.excluded and row.error is not None for row in counted):
+        lines["with what is left out"] = errors(counted)
     return {name: line for name, line in lines.items() if line is not None}

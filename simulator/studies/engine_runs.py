@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lab.library import device as library_device
 from lab.library import model as library_model
 from lab.model import ModelSpec
 from profiles.iteration import EngineTable
+from profiles.readers import silicon
 from profiles.readers.optables import Collective, engine_table
 from simulator.engine import Requests, Settings
 from simulator.replay import replay
@@ -30,12 +32,20 @@ CAPTURE_SIZES = np.array([1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)], dty
 """vLLM 0.19's CUDA graph sizes up to 512 tokens, its default; a run that recorded its own uses those"""
 BLOCK_TOKENS, MEMORY_SHARE = 16, 0.9
 RULES = (
-    Rule(id="other-link", sentence="the same run with all-reduce times of another source, shown for comparison"),
-    Rule(id="synchronous", sentence="the same run with synchronous scheduling, shown for comparison"),
+    Rule(
+        id="other-link",
+        sentence="the same run with all-reduce times of another source, shown for comparison",
+        comparison=True,
+    ),
+    Rule(id="synchronous", sentence="the same run with synchronous scheduling, shown for comparison", comparison=True),
 )
 NOTES = (
     "no constant is fitted on a run; costs are the op tables of the same model on the same kind of GPU, interpolated",
-    "the GPU-to-GPU link is the one stated beside the run (its authors call it calibrated, 1 GB read as 2^30 bytes)",
+    (
+        "all-reduces were measured elsewhere on the same kind of GPU with the run's version of vLLM; another version is "
+        "shown for comparison, and the link stated beside the run, which its authors call calibrated; all were seen before "
+        "choosing"
+    ),
     "arrivals count from the first request; time to first token and latency from each request's own arrival",
     "the real runs begin cold: their first request waits several times longer for its first token",
 )
@@ -76,7 +86,11 @@ def engine_runs(data: Path) -> ValidationSet:
         raise Unavailable(f"{data / 'vllm_runs'} holds no run")
     rows = [row for run in runs for row in _rows(run)]
     return ValidationSet(
-        name="vllm-runs", title="Real vLLM 0.19 runs of 300 ShareGPT requests", rows=tuple(rows), rules=RULES, notes=NOTES
+        name="vllm-runs",
+        title="Real vLLM 0.19 runs of 300 ShareGPT requests",
+        rows=tuple(rows),
+        rules=RULES,
+        notes=NOTES,
     )
 
 
@@ -111,13 +125,14 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _rows(run: Run) -> Iterator[Row]:
     settings, assumed = _settings(run)
-    stated = _stated_link(run) if run.tensor_parallel > 1 else None
-    yield from _compared(run, _table(run, stated), settings, assumed)
-    yield from _compared(
-        run, _table(run, stated), replace(settings, async_scheduling=False), assumed, "synchronous scheduling", "synchronous"
-    )  # fmt: skip
-    for name, collective in _measured_links(run) if run.tensor_parallel > 1 else ():
-        yield from _compared(run, _table(run, collective), settings, assumed, name, "other-link")
+    links = dict(_links(run)) if run.tensor_parallel > 1 else {"": None}
+    judged, *others = links
+    notes = (*assumed, judged) if judged else assumed
+    yield from _compared(run, _table(run, links[judged]), settings, notes)
+    behind = replace(settings, async_scheduling=False)
+    yield from _compared(run, _table(run, links[judged]), behind, notes, "synchronous scheduling", "synchronous")
+    for name in others:
+        yield from _compared(run, _table(run, links[name]), settings, assumed, name, "other-link")
 
 
 def _compared(
@@ -131,7 +146,13 @@ def _compared(
         )
         case = f"{run.name}, {note}" if note else run.name
         yield Row(
-            case=case, quantity=quantity, predicted=predicted, measured=measured, unit="s", assumed=assumed, excluded=rule
+            case=case,
+            quantity=quantity,
+            predicted=predicted,
+            measured=measured,
+            unit="s",
+            assumed=assumed,
+            excluded=rule,
         )
 
 
@@ -173,6 +194,16 @@ def _table(run: Run, collective: Collective | None) -> EngineTable:
     return replace(table, capture_sizes=CAPTURE_SIZES if sizes is None else np.array(sizes, dtype=float))
 
 
+def _links(run: Run) -> Iterator[tuple[str, Collective]]:
+    """All-reduce times by source, the one that is judged first: measured with the run's own version of vLLM, if any is."""
+    measured = dict(_measured_links(run))
+    own = f"all-reduce of vLLM {run.meta['vllm_version']} (aiconfigurator-core)"
+    if own in measured:
+        yield own, measured.pop(own)
+    yield "all-reduce over the link stated beside the run, 1 GB read as 2^30 bytes", _stated_link(run)
+    yield from measured.items()
+
+
 def _stated_link(run: Run) -> Collective:
     """A ring all-reduce over the link of the run's `config.json`: GB/s and nanoseconds, one GB read as 2^30 bytes."""
     config, ranks = json.loads((run.folder / "config.json").read_text()), run.tensor_parallel
@@ -181,17 +212,23 @@ def _stated_link(run: Run) -> Collective:
 
 
 def _measured_links(run: Run) -> Iterator[tuple[str, Collective]]:
-    """All-reduce times of the same kind of GPU on another machine, where the extra `silicon` is installed."""
+    """All-reduce times on the same kind of GPU, by version of vLLM, where the extra `silicon` is installed."""
     from lab.errors import InputError
-    from profiles.kernels import SiliconKernels
 
     try:
-        kernels = SiliconKernels(run.device)
+        folder = silicon.systems_folder() / "data" / silicon.DEVICES[run.device]
     except InputError:
         return
-    ranks = run.tensor_parallel
-    for graph, name in ((True, "all-reduce of vLLM's own kernel"), (False, "all-reduce of NCCL")):
-        yield f"{name} (aiconfigurator-core)", lambda size, graph=graph: kernels.collective(  # type: ignore[misc]
-            "all_reduce", size, ranks, graph=graph
+    for path in sorted(folder.glob(silicon.KINDS["custom_allreduce"].pattern)):
+        table = silicon.read_table(path, system=folder.name, kind="custom_allreduce")
+        chosen = (table["num_gpus"] == run.tensor_parallel) & (table["backend"] == "vllm_graph")
+        size = silicon.message_bytes(table, "allreduce_dtype")[chosen]
+        order = np.argsort(size)
+        yield (
+            f"all-reduce of vLLM {table.version} (aiconfigurator-core)",
+            partial(_line, size[order], table.seconds[chosen][order]),
         )
 
+
+def _line(sizes: Floats, seconds: Floats, size: Floats) -> Floats:
+    return np.asarray(np.interp(size, sizes, seconds))

@@ -49,7 +49,6 @@ class Case:
     devices: int
     data_parallel: int
     expert_parallel: int
-    experts_split: int
     release: str
     benchmark: bool
     """of InferenceMAX: lengths spread over 80-100 % of the nominal ones, 10 requests per client, asynchronous scheduling"""
@@ -114,7 +113,6 @@ def _case(row: dict[Any, Any]) -> Case:
         precision=row["precision"] if isinstance(row["precision"], str) else "bf16",
         prompt=int(row["isl"]), response=int(row["osl"]), clients=count("batch_size"), devices=count("tp_size"),
         data_parallel=count("attention_dp_size"), expert_parallel=count("moe_ep_size"),
-        experts_split=count("moe_tp_size"),
         release=row["backend_version"] if isinstance(row["backend_version"], str) else "",
         benchmark="auto-gap" not in row["silicon_data_source"],
         tpot_s=row["silicon_tpot_ms"] * 1e-3, ttft_s=row["silicon_ttft_ms"] * 1e-3,

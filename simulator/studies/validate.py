@@ -45,11 +45,11 @@ class Study:
 
 
 SETS: Mapping[str, Study] = {
-    "this-machine": Study(place="simulator.studies.this_machine:this_machine"),
     "vllm-runs": Study(place="simulator.studies.engine_runs:engine_runs", files=("vllm_runs",)),
     "silicon-dense": Study(place="simulator.studies.silicon:dense", split=True),
     "silicon-moe": Study(place="simulator.studies.silicon:moe", split=True),
     "memory": Study(place="simulator.studies.memory:published_memory", files=("published_cases.csv",)),
+    "this-machine": Study(place="simulator.studies.this_machine:this_machine"),
     "published-training": Study(place="simulator.studies.published:published_training", files=("published_cases.csv",)),
     "verl-logs": Study(place="simulator.studies.verl:verl_logs", files=("verl_log_steps.csv",)),
 }

@@ -16,9 +16,9 @@ from executor.measure import grids, parts, sweep
 from executor.measure.journal import Found, Journal
 from executor.measure.parts import Part, run
 from lab.load import load
-from lab.measurement import HELD_OUT, OPS, Measurement
+from lab.measurement import HELD_OUT, Measurement
 from profiles.fit import fit
-from profiles.formula import terms
+from profiles.formula import FORMULAS, terms
 from simulator.run import simulate
 
 NEEDS_MORE = {"grad_sync", "engine_sleep", "engine_wake"}
@@ -128,7 +128,7 @@ def test_real_workers_yield_every_op_alone_and_beside_a_busy_core(
     result = measure.measure("tiny-llama", quick=True, journal=tmp_path / "j.jsonl", identity=IDENTITY)
     found = result.points
     assert {point.op for point in found if point.neighbours == 0} == {
-        op for op in OPS if not op.endswith("_stage")
+        op for op in FORMULAS if not op.endswith("_stage")
     } - NEEDS_MORE
     assert {point.neighbours for point in found} == {0, 1}
     assert all(point.seconds > 0 for point in found)

@@ -134,3 +134,10 @@ def test_threads_divide_what_a_core_computes_and_mean_nothing_on_a_gpu() -> None
     assert wide != BIG and seconds(wide, ("critic", "train"), "forward", PASS) == seconds(
         BIG, ("critic", "train"), "forward", PASS
     )
+
+
+def test_a_term_that_an_older_fit_left_in_another_is_not_called_extrapolation() -> None:
+    """With one network, the number of its layers and the width of its activations are part of other terms."""
+    worker, model = QUICK.team("reference", "score")[0], measured(QUICK)
+    quantities = {"passes": 1, "linear_flops": 1e6, "attention_flops": 0, "layers": 4, "activations": 1e5}
+    assert model.op(worker, "logprob", quantities) == (pytest.approx(0.011), False)

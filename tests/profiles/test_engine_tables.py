@@ -11,11 +11,14 @@ from lab.load import load
 from lab.model import attended
 from lab.scenario import Scenario
 from profiles.cost import CostModel
+from profiles.curve import Range
 from profiles.iteration import EngineTable, Iteration
-from profiles.profile import OpProfile, Profile, Range, datasheet
+from profiles.profile import OpProfile, Profile, datasheet, shipped
+from profiles.profile import load as load_profile
 
 QUICK, BIG = load("scenarios/quickstart.yaml"), load("scenarios/ppo-7b-16gpu.yaml")
 SHEET = {"a100-80g-sxm": datasheet("a100-80g-sxm")}
+KERNELS = {"a100-80g-sxm": load_profile(shipped()["a100-80g-sxm"])}
 COEFFICIENTS = {
     "each": 2e-3, "sequences": 4e-5, "linear_flops": 2e-11, "attention_flops": 1e-11, "kv_bytes": 1e-10,
     "prefill_steps": 5e-4,
@@ -145,8 +148,41 @@ def test_windowed_layers_stop_growing_and_latent_attention_has_a_grid() -> None:
     assert windowed.token_context_s == 0 == windowed.context_read_s
 
 
+def kernel_table(scenario: Scenario) -> EngineTable:
+    return CostModel(scenario, KERNELS).engine_table(scenario.team("actor", "generate")[0])
+
+
+def test_kernels_make_a_measured_table_and_host_time_is_added() -> None:
+    found = kernel_table(BIG)
+    assert found.measured and found.step_s > 0 and found.sequence_s > 0
+    assert found.covers(iteration(200, 1000)) and not found.covers(iteration(10**5, 1000))
+    ratio = found.seconds(iteration(64, 1000)) / table(BIG).seconds(iteration(64, 1000))
+    assert 0.7 < ratio < 1.5, "the datasheet's stated efficiencies are of the right order"
+
+
+def test_pipelines_and_copies_of_kernels_behave_as_those_of_a_datasheet() -> None:
+    one, two = kernel_table(big({"engines": 1})), kernel_table(big({"engines": 1, "pipeline_parallel": 2}))
+    assert two.seconds(iteration(1, 100)) > one.seconds(iteration(1, 100)) and not two.measured
+    assert two.seconds(iteration(0, 0, chunk=8192)) < 0.6 * one.seconds(iteration(0, 0, chunk=8192))
+    moe = {"models": {"actor": {"arch": "qwen3-30b-a3b"}}}
+    apart = kernel_table(big({"engines": 1, "tensor_parallel": 2}, **moe))
+    copies = kernel_table(big({"engines": 1, "data_parallel": 2, "expert_parallel": 2}, **moe))
+    assert copies.seconds(iteration(256, 4000)) < 2 * apart.seconds(iteration(256, 4000))
+    assert copies.seconds(iteration(8, 100)) > 0.9 * apart.seconds(iteration(8, 100))
+
+
+def test_where_a_profile_holds_kernels_only_engine_time_is_not_extrapolated() -> None:
+    model, worker = CostModel(BIG, KERNELS), BIG.team("actor", "generate")[0]
+    inside = model.iterations(worker, 1.0, (iteration(8, 100), iteration(8, 110)))
+    assert inside == (1.0, False)
+    assert model.op(worker, "dispatch", {"calls": 1.0, "bytes": 0.0}).extrapolated
+    said = model.header_profiles()["a100-80g-sxm"]
+    assert 0 < said["extrapolated_share"] < 0.01 and said["unmeasured"] == ["dispatch"]
+
+
 def test_a_table_takes_less_than_a_fifth_of_a_second() -> None:
-    table(BIG)
-    start = time.perf_counter()
-    table(BIG)
-    assert time.perf_counter() - start < 0.2
+    for make in (table, kernel_table):
+        make(BIG)
+        start = time.perf_counter()
+        make(BIG)
+        assert time.perf_counter() - start < 0.2

@@ -17,7 +17,8 @@ def iteration(sequences: int, context: int, prompt: int = 0, source: str = "swee
     tokens = sequences + prompt
     attended = sequences * context + prompt * (prompt + 1) / 2
     quantities = {
-        "sequences": sequences + float(prompt > 0), "tokens": float(tokens), "linear_flops": 1e6 * tokens,
+        "sequences": sequences + float(prompt > 0), "tokens": float(tokens), "linear_flops": 1e6 * tokens + 1e4 * sequences,
+        "layers": 4.0, "activations": 1e2 * tokens,
         "attention_flops": 2e3 * attended, "kv_bytes": 2e3 * (sequences * context + prompt), "prefill_steps": float(prompt > 0),
     }  # fmt: skip
     seconds = factor * sum(COST.get(name, 0.0) * value for name, value in (quantities | {"each": 1.0}).items())
@@ -73,3 +74,26 @@ def test_held_out_points_are_never_fitted_and_their_error_is_stored() -> None:
     assert found.held_out.error_p50 == pytest.approx(0.2, rel=1e-6)
     assert found.held_out.bias == pytest.approx(-0.2, rel=1e-6)
     assert refusal("engine_step", kept)
+
+
+def two_networks(layers: tuple[int, ...]) -> list[Measurement]:
+    """Forward passes that take 1 ms per layer and 10 ps per FLOP, of networks with so many layers."""
+    shapes = [(n, tokens, context) for n in layers for tokens in (64, 512, 2048) for context in (16, 128)]
+    return [
+        Measurement(
+            op="forward", seconds=1e-3 * n + 1e-11 * 1e6 * n * tokens,
+            quantities={
+                "passes": 1.0, "layers": float(n), "linear_flops": 1e6 * n * tokens, "activations": 1e2 * n * tokens,
+                "attention_flops": 1e2 * n * tokens * context,
+            },
+        )
+        for n, tokens, context in shapes
+    ]  # fmt: skip
+
+
+def test_terms_that_one_network_cannot_tell_apart_are_merged_and_two_networks_tell() -> None:
+    one = fit(two_networks((4,)), name="p", source={}).ops["forward"]
+    assert one.coefficients["layers"] == 0 and one.coefficients["each"] == pytest.approx(4e-3)
+    assert one.ranges["layers"].low == one.ranges["layers"].high == 4  # another network lies outside what was measured
+    two = fit(two_networks((4, 12)), name="p", source={}).ops["forward"]
+    assert two.coefficients["layers"] == pytest.approx(1e-3) and two.coefficients["each"] == pytest.approx(0, abs=1e-9)

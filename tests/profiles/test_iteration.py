@@ -129,8 +129,8 @@ def test_even_contexts_have_no_skew_and_uneven_ones_cost_no_less(table: EngineTa
 
 def test_skews_are_matched_by_bins_and_what_lies_outside_takes_the_default() -> None:
     edges = [np.array(edge, float) for edge in ([0, 32], [4, 8], [0.5, 1.0], [100, 200], [0, 64])]
-    shares = np.arange(32.0).reshape(2, 2, 2, 2, 2)
-    skews = Skews(chunks=edges[0], decodes=edges[1], spread=edges[2], longest=edges[3], prefix=edges[4], shares=shares)
+    shares = 1.0 + np.arange(32.0).reshape(2, 2, 2, 2, 2)
+    skews = Skews(chunks=edges[0], decodes=edges[1], spread=edges[2], longest=edges[3], prefix=edges[4], shares=shares)  # type: ignore[arg-type]
     packed = EngineTable(skew=0.25, skews=skews).packed()
 
     def share(chunk: int, decodes: int, spread: float, longest: float, prefix: float = 0.0) -> float:
@@ -195,6 +195,9 @@ def test_what_was_measured_is_covered_and_a_percent_more() -> None:
     beyond = [{"tokens": 102}, {"sequences": 21}, {"prefill_tokens": 65}, {"prefix": 102}, {"decodes": 9},
               {"context_sum": 8100}]  # fmt: skip
     assert not any(MEASURED.covers(replace(INSIDE, **{"context_sum": 8000, **change})) for change in beyond)
+    limited = replace(MEASURED, most_pairs=1000.0, most_read=500.0)
+    for pairs, read, inside in ((1000, 500, True), (1020, 500, False), (1000, 510, False)):
+        assert limited.covers(replace(INSIDE, token_context=pairs, context_read=read)) == inside
     flat = EngineTable(step_s=1.0, measured=True)
     assert flat.covers(INSIDE), "an axis of one point does not matter"
 

@@ -82,7 +82,7 @@ def test_the_local_profile_is_used_on_the_machine_that_measured_it(
     assert find("cpu-core").name == "mine" != before.name
     profile("elsewhere").model_copy(update={"source": {"machine": {"cpu": "other", "cores": 512}}}).save(path)
     assert find("cpu-core") == before
-    assert find("a100-80g-sxm") == datasheet("a100-80g-sxm")
+    assert find("t4") == datasheet("t4")
 
 
 def test_of_several_local_profiles_the_newest_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,4 +110,5 @@ def test_every_shipped_profile_loads_and_says_where_it_comes_from() -> None:
     assert shipped()
     for name, path in shipped().items():
         found = load(path)
-        assert found.name == name and found.kind == "measured" and found.source["machine"] and found.source["date"]
+        here = bool(found.source.get("machine") and found.source.get("date"))
+        assert found.name == name and found.kind == "measured" and (here or found.source["package"])

@@ -10,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import blocks
-from simulator.blocks import CONTENT, NEXT, PREVIOUS, REFERENCES, Blocks, forget, fresh, give_back, remember, share, take
+from simulator.blocks import (
+    CONTENT,
+    NEXT,
+    PREVIOUS,
+    REFERENCES,
+    Blocks,
+    forget,
+    fresh,
+    give_back,
+    remember,
+    share,
+    take,
+)
 from tests.engines import plain
 
 NUM_BLOCKS, NUM_CONTENTS = 9, 5

@@ -108,6 +108,29 @@ def test_uneven_copies_wait_for_the_longest() -> None:
     assert _ends(pieces) == [(0,), (1,)]
 
 
+def test_all_copies_are_as_full_as_the_fullest_and_wait_for_the_slowest_attention() -> None:
+    """Four short sequences on one copy, a long one on the other: the tokens of the first, the context of the second."""
+    table = EngineTable(
+        token_grid=np.array([0.0, 100.0]), token_seconds=np.array([0.0, 0.1]), sequence_s=1e-4, context_read_s=1e-6
+    )
+    requests = load([4, 400, 4, 1, 4, 1, 4, 1], [2, 2, 2, 1, 2, 1, 2, 1])
+    chosen = Settings(max_num_seqs=4, max_num_batched_tokens=1024, num_blocks=99)
+    prefill, decode = copies(table, chosen, requests, 2)
+    assert prefill.seconds == pytest.approx(0.403 + 4e-4 + 403e-6)
+    assert decode.seconds == pytest.approx(0.004 + 4e-4 + 401e-6)
+
+
+def test_a_copy_that_overtakes_another_ends_no_straight_line_early_or_late() -> None:
+    """Eight sequences read 8 tokens more in each iteration and pass the one long sequence of the other copy half way."""
+    table = EngineTable(step_s=1e-4, context_read_s=1e-6)
+    requests = load([8, 400] + [8, 1] * 7, [100, 100] + [100, 1] * 7)
+    chosen = Settings(max_num_seqs=8, max_num_batched_tokens=1024, num_blocks=999)
+    fast, exact = (copies(table, chosen, requests, 2, longest) for longest in (1 << 60, 1))
+    read = [max(8 * (8 + step), 400 + step) for step in range(1, 100)]
+    assert seconds(exact) == pytest.approx(100 * 1e-4 + 1e-6 * (407 + sum(read)))
+    assert seconds(fast) == pytest.approx(seconds(exact), rel=1e-9) and len(fast) < 20
+
+
 def test_a_scenario_starts_copies_where_its_placement_asks_for_them() -> None:
     big = scenario("scenarios/ppo-7b-16gpu.yaml")
     data = big.model_dump(mode="json", by_alias=True)

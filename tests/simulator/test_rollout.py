@@ -115,21 +115,19 @@ def test_equal_lengths_take_one_prefill_and_the_rest_in_step(number: int, prompt
 
 
 def test_the_number_of_pieces_grows_with_events_not_with_tokens() -> None:
-    def pieces(response: int, **changed: object) -> int:
+    def pieces(response: int, lagging: bool = False) -> int:
         load_ = load([8] * 64, [response * (1 + i % 4) for i in range(64)])
-        return sum(1 for _ in started(load_, num_blocks=10**6, **changed).pieces())
+        return sum(1 for _ in started(load_, num_blocks=10**6, async_scheduling=lagging).pieces())
 
     assert pieces(20_000) == pieces(20) <= 10
-    assert pieces(20_000, async_scheduling=True) == pieces(20, async_scheduling=True) <= 20
+    assert pieces(20_000, lagging=True) == pieces(20, lagging=True) <= 20
 
 
 @given(st.floats(0.0, 60 * STEP_S), st.booleans(), st.booleans())
 def test_a_turn_ends_at_the_first_iteration_after_its_time_where_somebody_could_join(
     until: float, lagging: bool, full: bool
 ) -> None:
-    chosen = Settings(
-        max_num_seqs=2 if full else 3, max_num_batched_tokens=64, num_blocks=99, async_scheduling=lagging
-    )
+    chosen = Settings(max_num_seqs=2 if full else 3, max_num_batched_tokens=64, num_blocks=99, async_scheduling=lagging)
     engine = Engine(chosen, CONSTANT, load([8] * 3, [50] * 3))
     engine.arrive([0, 1])
     engine.turn()
@@ -148,7 +146,9 @@ def test_a_turn_ends_at_the_first_iteration_after_its_time_where_somebody_could_
 
 
 def test_who_arrives_in_time_joins_the_next_iteration() -> None:
-    engine = Engine(Settings(max_num_seqs=4, max_num_batched_tokens=64, num_blocks=99), CONSTANT, load([8] * 2, [50] * 2))
+    engine = Engine(
+        Settings(max_num_seqs=4, max_num_batched_tokens=64, num_blocks=99), CONSTANT, load([8] * 2, [50] * 2)
+    )
     engine.arrive([0])
     engine.turn()
     assert engine.turn(until_s=3.5 * STEP_S).iterations == 4
@@ -201,7 +201,9 @@ def test_samples_of_a_scenario_have_its_lengths_and_share_prompts() -> None:
         requests.prompt, work.prompt_lengths(chosen.seed, 2)[prompts].repeat(work.samples_per_prompt)
     )
     assert requests.contents is not None
-    of_prompts = [set(map(tuple, requests.contents[i * work.samples_per_prompt :][: work.samples_per_prompt])) for i in (0, 1)]
+    of_prompts = [
+        set(map(tuple, requests.contents[i * work.samples_per_prompt :][: work.samples_per_prompt])) for i in (0, 1)
+    ]
     assert [len(found) for found in of_prompts] == [1, 1]
     one, two = (set(found.pop()) for found in of_prompts)
     assert not one & two

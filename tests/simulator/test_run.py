@@ -108,16 +108,24 @@ def test_ops_lie_inside_their_stage_in_order(chosen: Scenario) -> None:
             last[own.span_id] = span.end_s
 
 
+def stepped(chosen: Scenario) -> Timeline:
+    """The same with every iteration scheduled on its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("simulator.lockstep.Engine", partial(Engine, max_jump=1))
+        return play(chosen)
+
+
 @given(scenarios())
 @settings(max_examples=20)
 def test_jumps_and_single_steps_take_the_same_time(chosen: Scenario) -> None:
-    fast = play(chosen)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("simulator.lockstep.Engine", partial(Engine, max_jump=1))
-        exact = play(chosen)
+    fast, exact = play(chosen), stepped(chosen)
     assert len(exact.spans) >= len(fast.spans)
     ends = {span.span_id: span.end_s for span in exact.stages()}
     assert {span.span_id: span.end_s for span in fast.stages()} == pytest.approx(ends, rel=1e-9)
+
+
+def test_single_steps_are_more_spans() -> None:
+    assert len(stepped(scenario()).spans) > 1.5 * len(play(scenario()).spans)
 
 
 @given(scenarios())

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,21 @@ from hypothesis import strategies as st
 from simulator.blocks import REFERENCES
 from simulator.engine import Requests, Settings, TooSmall, build
 from simulator.replay import Traced, trace
-from simulator.scheduler import DONE, FLYING, GONE, HELD, PLANNED, RUNNING, SLOTS, State, schedule, update, wait
+from simulator.scheduler import (
+    DONE,
+    FLYING,
+    GENERATED,
+    GONE,
+    HELD,
+    PLANNED,
+    ROW,
+    RUNNING,
+    SLOTS,
+    State,
+    schedule,
+    update,
+    wait,
+)
 from tests.engines import BLOCK, LONGEST, load, loads, settings
 
 
@@ -37,7 +52,7 @@ def calls(state: State, lagging: bool, arrivals: list[int]) -> Iterator[State]:
 
 def gaps(number: int, seed: int, most: int) -> list[int]:
     """Rising numbers of calls, at which requests arrive."""
-    return np.cumsum(np.random.default_rng(seed).integers(0, most + 1, number)).tolist()
+    return [int(call) for call in np.cumsum(np.random.default_rng(seed).integers(0, most + 1, number))]
 
 
 @given(settings(), loads(), st.integers(0, 99), st.integers(0, 4))
@@ -50,12 +65,16 @@ def test_limits_hold_and_blocks_are_conserved_at_every_call(
         assert planned[:, 1].sum() <= chosen.max_num_batched_tokens
         assert now.count[RUNNING] <= chosen.max_num_seqs and len(set(planned[:, 0])) == len(planned)
         assert np.all(planned[:, 1] > 0)
-        held = [now.table[row[10], : row[HELD]] for row in now.request if row[10] >= 0]
+        assert now.request[:, HELD].sum() == now.request[now.request[:, ROW] >= 0, HELD].sum()
+        if not chosen.prefix_caching:  # blocks have no names then
+            assert now.blocks.free[0] == chosen.num_blocks - 1 - now.request[:, HELD].sum() >= 0
+            continue
+        held = [now.table[row[ROW], : row[HELD]] for row in now.request if row[ROW] >= 0]
         users = Counter(np.concatenate(held).tolist()) if held else Counter[int]()
         counted = {i: int(n) for i, n in enumerate(now.blocks.block[:-1, REFERENCES]) if n}
         assert users == counted, "blocks know how many hold them"
         assert 0 not in users and now.blocks.free[0] == chosen.num_blocks - 1 - len(users)
-    assert np.all(state.request[:, 10] == GONE) and np.all(state.request[:, 3] == requests.response)
+    assert np.all(state.request[:, ROW] == GONE) and np.all(state.request[:, GENERATED] == requests.response)
     assert state.blocks.free[0] == chosen.num_blocks - 1
     assert state.count[SLOTS] == len(state.slots) and state.count[RUNNING] == 0
 
@@ -83,6 +102,17 @@ def test_every_token_is_computed_once_but_for_hits_and_preemptions(
     assert not at
 
 
+@given(settings(prefix_caching=True), loads())
+def test_counted_blocks_and_named_ones_run_out_at_the_same_call(chosen: Settings, requests: Requests) -> None:
+    """Without a cache blocks are only counted; where nothing is shared or found again, that changes no decision."""
+    alone = Requests(prompt=requests.prompt, response=requests.response)
+    named, counted = (
+        trace(replace(chosen, prefix_caching=caching), alone, [0] * len(alone)) for caching in (True, False)
+    )
+    first = next((i for i, call in enumerate(named) if call.preempted), len(named) - 1)
+    assert named[: first + 1] == counted[: first + 1]
+
+
 @given(settings(), loads())
 def test_each_request_ends_once(chosen: Settings, requests: Requests) -> None:
     ended = [index for call in trace(chosen, requests, [0] * len(requests)) for index in call.finished]
@@ -98,12 +128,46 @@ def test_first_come_first_served(chosen: Settings, requests: Requests) -> None:
             assert index == running.pop()
         for index, _, _ in call.scheduled:
             if index not in running:
+                assert not call.preempted, "nobody joins while somebody has to give way"
                 running.append(index)
             if index not in order:
                 order.append(index)
         assert running == sorted(running)
         running = [index for index in running if index not in call.finished]
     assert order == list(range(len(requests)))
+
+
+def test_what_is_drawn_has_preemptions_while_others_wait() -> None:
+    """The laws above would be hollow without them."""
+    calls_with = 0
+
+    @given(settings(), loads())
+    def count(chosen: Settings, requests: Requests) -> None:
+        nonlocal calls_with
+        found = trace(chosen, requests, [0] * len(requests))
+        calls_with += any(call.preempted and call.waiting > len(call.preempted) for call in found)
+
+    count()
+    assert calls_with >= 5
+
+
+def test_who_was_preempted_comes_back_before_those_who_never_ran() -> None:
+    """Two fit, the third waits for a seat; the second is preempted, and joins again as soon as the first has ended."""
+    work = load([16, 16, 4], [9, 9, 9])
+    found = trace(small(max_num_seqs=2), work, [0, 0, 0])
+    assert [call.preempted for call in found if call.preempted] == [[1]]
+    assert starts(found, 1)[1][0] <= starts(found, 2)[0][0]
+    after = found[starts(found, 1)[1][0]]
+    assert after.scheduled[0][0] == 1
+
+
+def test_nobody_joins_in_the_iteration_of_a_preemption() -> None:
+    """The first chunk of who was preempted would fit the blocks that are left, one iteration early."""
+    chosen = small(max_num_batched_tokens=10, prefix_caching=False, reserve_full_isl=False)
+    found = trace(chosen, load([16, 16], [9, 9]), [0, 0])
+    number = next(number for number, call in enumerate(found) if call.preempted)
+    assert [index for index, _, _ in found[number].scheduled] == [0] and found[number].blocks < 10
+    assert starts(found, 1)[1][0] == number + 1
 
 
 @given(settings(reserve_full_isl=False), st.integers(1, 60))
@@ -157,9 +221,7 @@ def test_samples_of_a_prompt_share_its_full_blocks_and_compute_at_least_one_toke
 
 
 @given(settings(batching="static", async_scheduling=False), loads(), st.integers(0, 99), st.integers(0, 4))
-def test_a_static_batch_ends_before_the_next_begins(
-    chosen: Settings, requests: Requests, seed: int, gap: int
-) -> None:
+def test_a_static_batch_ends_before_the_next_begins(chosen: Settings, requests: Requests, seed: int, gap: int) -> None:
     """Once budget was left over, a batch is full: nobody joins it, not even who was preempted, until all of it is gone."""
     batch, ended = set[int](), set[int]()
     closed = False
@@ -233,6 +295,19 @@ def test_a_sequence_that_can_never_fit_is_refused() -> None:
     assert trace(small(num_blocks=12), load([30], [11]), [0])
     with pytest.raises(TooSmall, match="41 tokens does not fit 10"):
         trace(small(num_blocks=11), load([30], [11]), [0])
+
+
+@pytest.mark.parametrize(
+    ("requests", "changed"),
+    [
+        (load([0], [1]), {}), (load([1], [0]), {}), (load([5, 5], [1, 1], arrival_s=[1.0, 0.5]), {}),
+        (load([5], [1], arrival_s=[float("nan")]), {}), (load([5], [4]), {"contiguous_tokens": 8}),
+    ],
+    ids=["no prompt", "no response", "arrivals that fall", "no arrival", "longer than what is reserved"],
+)  # fmt: skip
+def test_requests_that_are_none_are_refused(requests: Requests, changed: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"at least one token|never fall|contiguous KV reserves 8 tokens"):
+        build(small(**changed), requests)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_bytes_that_are_no_text_exit_with_2(tmp_path: Path) -> None:
 def test_a_profile_of_another_machine_is_said_to_be_one(tmp_path: Path) -> None:
     from profiles.profile import load, shipped
 
-    other = load(next(iter(shipped().values())))
+    other = load(shipped()["cpu-core-epyc"])
     other.model_copy(update={"source": {"machine": {"cpu": "another", "cores": 512}}}).save(tmp_path / "other.yaml")
     done = lab("simulate", QUICK, "--out", tmp_path / "runs", "--profile", tmp_path / "other.yaml")
     assert done.returncode == 0

@@ -65,13 +65,17 @@ def test_one_common_error_is_bias_and_percentile_at_once(error: float) -> None:
     assert (line.bias, line.mape, line.p50, line.p90) == pytest.approx((error, *[abs(error)] * 3), abs=1e-12)
 
 
-@given(pairs, pairs)
-def test_excluded_rows_count_but_do_not_judge(kept: list, left_out: list) -> None:
+@given(pairs, pairs, st.booleans())
+def test_excluded_rows_count_but_do_not_judge(kept: list, left_out: list, comparison: bool) -> None:
     rows = rows_of(kept) + rows_of(left_out, excluded="doubtful")
-    part = ValidationSet(name="a", title="b", rows=rows, rules=(Rule(id="doubtful", sentence="not sure"),))
+    rule = Rule(id="doubtful", sentence="not sure", comparison=comparison)
+    part = ValidationSet(name="a", title="b", rows=rows, rules=(rule,))
     assert part.excluded == {"doubtful": len(left_out)}
-    assert table(part)["TPOT"] == errors(rows_of(kept))
-    assert table(part)["with excluded rows"].num == len(kept) + len(left_out)
+    lines = table(part)
+    assert lines["TPOT"] == errors(rows_of(kept))
+    assert lines["left out: doubtful"] == errors(rows_of(left_out))
+    assert ("with what is left out" in lines) is not comparison
+    assert comparison or lines["with what is left out"].num == len(kept) + len(left_out)
 
 
 def test_every_quantity_has_its_own_line() -> None:
