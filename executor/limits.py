@@ -30,7 +30,7 @@ SPREADS = {
 
 def refuse(scenario: Scenario) -> None:
     """Raises InputError naming the first key that this executor cannot honour on this machine."""
-    for rule in (_build, _devices, _models, _placements, _engine, _reward):
+    for rule in (_build, _network, _devices, _models, _placements, _engine, _reward):
         for key, problem, remedy in rule(scenario):
             raise InputError(key=key, problem=problem, remedy=remedy)
 
@@ -51,6 +51,24 @@ def _installed(distribution: str) -> bool:
     except PackageNotFoundError:
         return False
     return True
+
+
+def _network(scenario: Scenario) -> Iterator[Refusal]:
+    """Execution stays on this machine, whose network nobody can choose."""
+    cluster = scenario.hardware
+    if len(cluster.sites) > 1:
+        yield "cluster.sites", f"{len(cluster.sites)} sites, execution uses this machine", "use `cluster: local`"
+    if cluster.wan:
+        yield "cluster.wan", "no traffic leaves this machine", "remove it, or simulate the scenario"
+    for i, site in enumerate(cluster.sites):
+        if site.fabric.rails:
+            yield f"cluster.sites[{i}].fabric.rails", "this machine is joined to no others", "set it to false"
+        for j, node in enumerate(site.nodes):
+            if node.nics > 1:
+                yield f"cluster.sites[{i}].nodes[{j}].nics", "ports to other machines are not used", "set it to 1"
+    if scenario.weight_sync.topology != "chain":
+        problem = f"weights go by one broadcast to all engines, not by {scenario.weight_sync.topology}"
+        yield "weight_sync.topology", problem, "remove it, or simulate the scenario"
 
 
 def _devices(scenario: Scenario) -> Iterator[Refusal]:

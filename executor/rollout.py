@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,15 +68,23 @@ class RolloutWorker:
         info = {"host": host, "port": port, "rank": 1 + self.index, "world_size": world_size}
         self.engine.collective_rpc("init_weight_transfer_engine", args=(info,))
 
-    def generate(self, step: int, policy_version: int, prompts: Sequence[int]) -> tuple[Samples, dict[str, Any]]:
-        """All samples of these prompts of a step. Raises RuntimeError where the engine has another version."""
+    def generate(
+        self, step: int, policy_version: int, prompts: Sequence[int], about: Mapping[str, Any] | None = None
+    ) -> tuple[Samples, dict[str, Any]]:
+        """All samples of these prompts of a step; `about` is added to what the stage's span says.
+
+        The info has `responses`: the prompt of each sample and the tokens of its response. Raises RuntimeError where the
+        engine has another version.
+        """
         if policy_version != self.policy_version:
             raise RuntimeError(
                 f"{self.worker.name} has policy version {self.policy_version}, step {step} asks for {policy_version}"
             )
         with self.recorder.stage("rollout", step, policy_version) as notes:
             samples = self._run(step, self._requests(step, prompts), notes)
-        return samples, {"spans": self.recorder.take()}
+            notes |= about or {}
+        responses = (samples.prompts, np.asarray(samples.lengths) - samples.num_prompt_tokens)
+        return samples, {"spans": self.recorder.take(), "responses": responses}
 
     def receive_weights(self, step: int, *, reset_prefix_cache: bool = True) -> dict[str, Any]:
         """Takes what the sender broadcasts; the engine then holds version step + 1.

@@ -15,7 +15,7 @@ import numpy as np
 from executor.experience import Samples
 from executor.workers import HOST, Workers
 from lab.dataflow import Dataflow
-from lab.policies.dispatch import round_robin
+from lab.dealing import Dealer
 from lab.scenario import Scenario
 
 Info = dict[str, Any]
@@ -30,6 +30,7 @@ class Stages:
         self.engines = workers.team("actor", "generate")
         self.trainers = {role: workers.team(role, "train") for role in ("actor", "critic")}
         self.scorers = {role: workers.team(role, "score") for role in ("reference", "reward")}
+        self.dealer = Dealer(scenario)
         self._workers = workers
         self._samples: dict[int, Any] = {}
         self._columns: dict[int, list[Any]] = {}
@@ -48,13 +49,14 @@ class Stages:
 
     async def rollout(self, step: int) -> list[Info]:
         version = self.dataflow.policy_version("rollout", step)
-        shares = round_robin(self.scenario.workload.prompts_per_step, len(self.engines))
         calls = [
-            engine.generate.options(num_returns=2).remote(step, version, prompts)
-            for engine, prompts in zip(self.engines, shares, strict=True)
-            if prompts
+            engine.generate.options(num_returns=2).remote(step, version, share.prompts, share.notes)
+            for engine, share in zip(self.engines, self.dealer.deal(step), strict=True)
+            if share.prompts
         ]
         infos = await _all([info for _, info in calls])
+        for info in infos:
+            self.dealer.returned(*info.pop("responses"))
         parts = [part for part, _ in calls]
         self._samples[step] = parts[0] if len(parts) == 1 else self.engines[0].merge.remote(*parts)
         return infos

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
 
 
 @dataclass(kw_only=True, eq=False)
@@ -17,6 +19,10 @@ class InputError(Exception):
     file: str | None = None
     line: int | None = None
     key: str | None = None
+
+    def __reduce__(self) -> tuple[Callable[[], InputError], tuple[()]]:
+        """So that it travels from one process to another, although it takes no positional arguments."""
+        return partial(type(self), **{field.name: getattr(self, field.name) for field in fields(self)}), ()
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line) if part is not None)

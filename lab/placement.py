@@ -72,6 +72,12 @@ class Generate(Record):
         default=None, description="of keys and values (kv_cache_dtype); null: the model's dtype"
     )
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads of each worker; no meaning on a GPU")
+    speed: float = Field(
+        default=1.0,
+        gt=0,
+        le=1e6,
+        description="of each engine beside the others, as rollout.dispatch reckons with it; it makes none faster",
+    )
 
     @property
     def parallelism(self) -> Parallelism:
@@ -176,6 +182,8 @@ class Worker(Record):
     """of its weights"""
     kv_dtype: str = "bfloat16"
     """of an engine's keys and values"""
+    speed: float = 1.0
+    """of an engine beside the others, as dispatch reckons with it"""
 
 
 def ranges(devices: tuple[str, ...], count: int, width: int) -> list[tuple[str, ...]]:

@@ -131,6 +131,13 @@ class Rollout(Record):
     kv_layout: Literal["paged", "contiguous"] = Field(
         default="paged", description="contiguous: every request reserves room for the longest sequence when it joins"
     )
+    dispatch: Literal["round_robin", "weighted", "least_loaded", "length_buckets"] = Field(
+        default="round_robin",
+        description="who gets which prompts of a step, all samples of a prompt together; weighted: in turn, by speed; "
+        "least_loaded: the one that would get to it first; length_buckets: as many classes of length as there are "
+        "speeds, the longest to the fastest engines, predicted from earlier steps (prompt i of every step is taken "
+        "for the same prompt), before them the workload's mean",
+    )
 
 
 class Sampling(Record):
@@ -167,6 +174,16 @@ class Checkpoint(Record):
     every_steps: int | None = Field(default=None, ge=1, description="null: never")
 
 
+class WeightSync(Record):
+    """How weights reach the engines."""
+
+    topology: Literal["chain", "tree", "flat"] = Field(
+        default="chain",
+        description="chain: in pieces from device to device; tree: whoever has them sends to one more; flat: the trainer "
+        "sends to every device",
+    )
+
+
 class Scenario(Record):
     """One experiment. Batch sizes say in their names whether they count prompts, samples or tokens."""
 
@@ -187,6 +204,7 @@ class Scenario(Record):
     update: Update
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
+    weight_sync: WeightSync = WeightSync()
     checkpoint: Checkpoint = Checkpoint()
     num_steps: int = Field(ge=1, le=10**6)
 
@@ -265,9 +283,10 @@ class Scenario(Record):
         own = chosen.dtype if chosen is not None else "float32"  # a reward function has no model
         kept = (part.kv_dtype if isinstance(part, Generate) else None) or (own if own not in BYTE_WIDE else "bfloat16")
         dtype = None if isinstance(part, Train) else part.dtype
+        speed = part.speed if isinstance(part, Generate) else 1.0
         return Worker.model_construct(
             name=name, role=role, work=work, pool=part.pool, devices=devices, threads=part.threads,
-            parallelism=part.parallelism, dtype=dtype or own, kv_dtype=kept,
+            parallelism=part.parallelism, dtype=dtype or own, kv_dtype=kept, speed=speed,
         )  # fmt: skip
 
     def train(self, role: str) -> Train:

@@ -28,6 +28,10 @@ class Fixed(Record):
     def max(self) -> int:
         return self.value
 
+    @property
+    def mean(self) -> float:
+        return float(self.value)
+
     def draw(self, uniform: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.int64]:
         return np.full(uniform.shape, self.value, dtype=np.int64)
 
@@ -70,6 +74,10 @@ class Empirical(Record):
     @property
     def max(self) -> int:
         return max(self.values)
+
+    @property
+    def mean(self) -> float:
+        return sum(self.values) / len(self.values)
 
     def draw(self, uniform: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.int64]:
         index = np.minimum((uniform * len(self.values)).astype(np.int64), len(self.values) - 1)

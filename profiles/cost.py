@@ -13,6 +13,7 @@ from profiles.roofline import Roofline, backward_factor
 
 if TYPE_CHECKING:
     from profiles.iteration import EngineTable, Iteration
+    from profiles.layout import Layout
 
 PASSES = frozenset({"forward", "backward", "logprob"})
 
@@ -78,6 +79,14 @@ class CostModel:
     def threads(self, worker: Worker) -> int:
         """Cores that a worker claims while it computes; a GPU is claimed whole."""
         return self._roofline.threads(worker)
+
+    def measured(self, worker: Worker, op: str) -> bool:
+        """Whether an op's time comes from the profile of the worker's device, not from the datasheet."""
+        return op in self._profile_of[worker.name].ops
+
+    def layout(self, worker: Worker) -> Layout:
+        """Where a worker stands."""
+        return self._roofline.layout(worker)
 
     def slowdown(self, worker: Worker, op: str, neighbours: float) -> float:
         """How much slower an op runs beside so many other busy cores of its machine; linear between whole numbers."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from lab.library import Device
@@ -18,6 +19,7 @@ from lab.library import link as library_link
 from profiles.collectives import Group, Wire
 
 if TYPE_CHECKING:
+    from lab.cluster import Cluster, Node, Site, Storage
     from lab.model import ModelSpec
     from lab.placement import Worker
     from lab.scenario import Scenario
@@ -86,9 +88,14 @@ class Layout:
 
     @cached_property
     def gradients(self) -> Group:
+        """The ranks that hold the same weights."""
+        return self.group(self.gradient_devices)
+
+    @property
+    def gradient_devices(self) -> list[str]:
         """One device of every rank that holds the same weights."""
         step = self.worker.parallelism.tensor
-        return self.group([device for rank in self._team for device in rank.devices[: self._stage : step]])
+        return [device for rank in self._team for device in rank.devices[: self._stage : step]]
 
     @cached_property
     def experts(self) -> Group:
@@ -104,19 +111,29 @@ class Layout:
         """Any devices; where machines hold unequal numbers of them, the largest counts and nothing is staged."""
         machines = Counter(self.scenario.hardware.machine_of(device) for device in devices)
         return Group(
-            ranks=len(devices), per_machine=max(machines.values()), intra=self.intra(devices[0]), inter=self.fabric
+            ranks=len(devices),
+            per_machine=max(machines.values()),
+            intra=self.intra(devices[0]),
+            inter=self.fabric(devices),
         )
 
     def intra(self, device: str) -> Wire:
         link = library_link(self.scenario.hardware.node_of(device).intra)
         return Wire(link.bandwidth * LINK_EFFICIENCY, link.latency)
 
+    def fabric(self, devices: Sequence[str]) -> Wire:
+        """A machine's way to the others: all its ports, or the connection of their sites where that is narrower."""
+        hardware = self.scenario.hardware
+        ends = {hardware.node_of(device).name: device for device in devices}.values()
+        wires = [_ports(hardware.site_of(device), hardware.node_of(device)) for device in ends]
+        sites = dict.fromkeys(hardware.site_of(device).name for device in ends)
+        wires += [wire for first, last in pairwise(sites) for wire in _connections(hardware, first, last)]
+        return Wire(min(wire.bandwidth for wire in wires), max(wire.latency for wire in wires))
+
     @property
-    def fabric(self) -> Wire:
-        """One machine's port to the others."""
-        fabric = self.scenario.hardware.sites[0].fabric
-        link = library_link(fabric.link)
-        return Wire(link.bandwidth * LINK_EFFICIENCY / fabric.oversubscription, link.latency)
+    def storage(self) -> Storage:
+        """What its site keeps files on."""
+        return self.scenario.hardware.site_of(self.worker.devices[0]).storage
 
     @cached_property
     def expert_gradients(self) -> Group:
@@ -144,3 +161,16 @@ class Layout:
     @property
     def _team(self) -> tuple[Worker, ...]:
         return self.scenario.team(self.worker.role, self.worker.work) if self.worker.work == "train" else (self.worker,)
+
+
+def _ports(site: Site, node: Node) -> Wire:
+    link, fabric = library_link(site.fabric.link), site.fabric
+    narrowed = 1.0 if fabric.rails else fabric.oversubscription
+    return Wire(link.bandwidth * LINK_EFFICIENCY * node.nics / narrowed, link.latency)
+
+
+def _connections(cluster: Cluster, first: str, last: str) -> list[Wire]:
+    """WAN links on the way from one site to another."""
+    wires = {frozenset(wan.between): wan.wire for wan in cluster.wan}
+    found = [wires[frozenset(pair)] for pair in pairwise(cluster.route(first, last))]
+    return [Wire(bandwidth * LINK_EFFICIENCY, latency) for bandwidth, latency in found]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lab.library import link as library_link
@@ -41,7 +42,35 @@ def _weight_sync(layout: Layout, q: Mapping[str, float]) -> float:
     """A broadcast from the sender's first device to every device of every engine; each keeps what it needs."""
     engines = layout.scenario.team("actor", "generate")
     ends = [layout.worker.devices[0], *(device for engine in engines for device in engine.devices)]
-    return collectives.seconds("broadcast", q["bytes"], layout.group(ends))
+    return BROADCASTS[layout.scenario.weight_sync.topology](layout, q["bytes"], ends)
+
+
+def _pipelined(layout: Layout, size: float, ends: Sequence[str]) -> float:
+    return collectives.seconds("broadcast", size, layout.group(ends))
+
+
+def _in_rounds(layout: Layout, size: float, ends: Sequence[str]) -> float:
+    """A binomial tree over the machines, then one inside each of them."""
+    group = layout.group(ends)
+    between, inside = (math.ceil(math.log2(n)) for n in (group.machines, group.per_machine))
+    inter, intra = group.slowest, group.intra
+    return between * (inter.latency + size / inter.bandwidth) + inside * (intra.latency + size / intra.bandwidth)
+
+
+def _from_one(layout: Layout, size: float, ends: Sequence[str]) -> float:
+    """The sender's link carries everything, its machine's ports what goes to other machines."""
+    group, machine = layout.group(ends), layout.scenario.hardware.machine_of
+    beyond = sum(machine(end) != machine(ends[0]) for end in ends)
+    own = (len(ends) - 1) * size / group.intra.bandwidth
+    return group.slowest.latency + max(own, beyond * size / group.inter.bandwidth)
+
+
+BROADCASTS: dict[str, Callable[[Layout, float, Sequence[str]], float]] = {
+    "chain": _pipelined,
+    "tree": _in_rounds,
+    "flat": _from_one,
+}
+"""by `weight_sync.topology`: the time of `size` bytes from the first device to all others"""
 
 
 def _reshard(layout: Layout, q: Mapping[str, float]) -> float:
@@ -62,12 +91,12 @@ def _memory_pass(layout: Layout, q: Mapping[str, float]) -> float:
 
 
 def _checkpoint(layout: Layout, q: Mapping[str, float]) -> float:
-    storage = layout.scenario.hardware.sites[0].storage
+    storage = layout.storage
     return storage.latency + q["bytes"] * _writers(layout) / storage.write_bandwidth
 
 
 def _checkpoint_read(layout: Layout, q: Mapping[str, float]) -> float:
-    return q["bytes"] * _writers(layout) / layout.scenario.hardware.sites[0].storage.read_bandwidth
+    return q["bytes"] * _writers(layout) / layout.storage.read_bandwidth
 
 
 def _writers(layout: Layout) -> int:
@@ -78,8 +107,7 @@ def _writers(layout: Layout) -> int:
 
 def _from_storage(layout: Layout, size: float) -> float:
     """Time of `size` bytes from the storage to one machine."""
-    storage = layout.scenario.hardware.sites[0].storage
-    return storage.latency + size / storage.read_bandwidth
+    return layout.storage.latency + size / layout.storage.read_bandwidth
 
 
 def _engine_start(layout: Layout, q: Mapping[str, float]) -> float:
@@ -97,7 +125,7 @@ def _engine_reload(layout: Layout, q: Mapping[str, float]) -> float:
 
 def _load(layout: Layout, q: Mapping[str, float]) -> float:
     """Weights from storage through the host to all devices."""
-    return q["bytes"] / layout.scenario.hardware.sites[0].storage.read_bandwidth + _host_copy(layout, q)
+    return q["bytes"] / layout.storage.read_bandwidth + _host_copy(layout, q)
 
 
 MOVES: dict[str, Callable[[Layout, Mapping[str, float]], float]] = {

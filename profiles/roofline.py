@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lab.model import DTYPE_BYTES
 from profiles import collectives, moves
@@ -175,11 +175,29 @@ def _grad_sync(layout: Layout, q: Mapping[str, float]) -> float:
     ZeRO 0: an all-reduce; 1 and 2: a reduce-scatter, and after the step the changed weights are gathered; 3: a
     reduce-scatter. Buckets are reduced during the backward pass, but for the last one; the gathering is not hidden.
     """
+    parts = averaging(layout, q["bytes"])
+    return parts.gathered_s + max(parts.reduced_s - q.get("beside_s", 0.0), parts.last_s)
+
+
+class Averaging(NamedTuple):
+    """Seconds of averaging gradients, alone on the network."""
+
+    reduced_s: float
+    last_s: float
+    """of `reduced_s`, the bucket that no backward pass hides"""
+    gathered_s: float
+    """of changed weights"""
+    op: str
+    """the collective that reduces"""
+
+
+def averaging(layout: Layout, size: float) -> Averaging:
+    """What gradients of `size` bytes in all take, part by part."""
     stage = layout.scenario.train(layout.worker.role).zero_stage
-    reduced = replicas_seconds(layout, "reduce_scatter" if stage else "all_reduce", q["bytes"])
-    gathered = replicas_seconds(layout, "all_gather", q["bytes"]) if stage in (1, 2) else 0.0
-    last = reduced * min(1.0, BUCKET_BYTES / max(q["bytes"] * layout.share, 1.0))
-    return gathered + max(reduced - q.get("beside_s", 0.0), last)
+    op = "reduce_scatter" if stage else "all_reduce"
+    reduced = replicas_seconds(layout, op, size)
+    gathered = replicas_seconds(layout, "all_gather", size) if stage in (1, 2) else 0.0
+    return Averaging(reduced, reduced * min(1.0, BUCKET_BYTES / max(size * layout.share, 1.0)), gathered, op)
 
 
 def replicas_seconds(layout: Layout, op: str, size: float) -> float:
@@ -189,7 +207,7 @@ def replicas_seconds(layout: Layout, op: str, size: float) -> float:
 
 
 def _dispatch(layout: Layout, q: Mapping[str, float]) -> float:
-    wire = layout.fabric
+    wire = layout.fabric(layout.worker.devices[:1])
     return DISPATCH_S + wire.latency + q["bytes"] / wire.bandwidth
 
 

@@ -11,12 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from lab.dataflow import build
+from lab.dealing import Share
 from lab.errors import InputError
 from lab.library import device as library_device
 from lab.placement import Worker
-from lab.policies.dispatch import round_robin
 from lab.scenario import Scenario
 from lab.timeline import Header, Timeline, header_of
 from profiles.cost import CostModel
@@ -63,14 +64,14 @@ def _call(world: World, stage: str) -> Process:
 
 
 def _rollout(world: World, step: int) -> list[Process]:
-    engines = world.scenario.team("actor", "generate")
-    shares = round_robin(world.scenario.workload.prompts_per_step, len(engines))
-    return [_generate(world, worker, step, share) for worker, share in zip(engines, shares, strict=True) if share]
+    engines, shares = world.scenario.team("actor", "generate"), world.dealer.deal(step)
+    pairs = zip(engines, shares, strict=True)
+    return [_generate(world, worker, step, share) for worker, share in pairs if share.prompts]
 
 
-def _generate(world: World, worker: Worker, step: int, prompts: list[int]) -> Process:
+def _generate(world: World, worker: Worker, step: int, share: Share) -> Process:
     """One engine's part of a step."""
-    scenario, requests = world.scenario, samples(world.scenario, step, prompts)
+    scenario, requests = world.scenario, samples(world.scenario, step, share.prompts)
     engine = start_engine(scenario, worker, world.costs.engine_table(worker), requests)
     engine.arrive(range(len(requests)))
     lane = Lane(world, "rollout", step, worker)
@@ -84,8 +85,9 @@ def _generate(world: World, worker: Worker, step: int, prompts: list[int]) -> Pr
     given, made = int(requests.prompt.sum()), int(requests.response.sum())
     host = {"calls": 1.0, "samples": float(len(requests)), "tokens": float(made)}
     yield from world.spend(worker, "rollout_host", host)
+    world.dealer.returned(np.repeat(share.prompts, scenario.workload.samples_per_prompt), requests.response)
     lane.end(
-        tokens=given + made, samples=len(requests), prompt_tokens=given, response_tokens=made, **counts
+        tokens=given + made, samples=len(requests), prompt_tokens=given, response_tokens=made, **counts, **share.notes
     )  # fmt: skip
 
 

@@ -67,6 +67,17 @@ def tree(topology: Topology, sender: str, receivers: Sequence[str], size: float)
     return tuple(Flows.of(flow for hop in hops for flow in _hop(topology, hop, size)) for hops in rounds)
 
 
+def paced(topology: Topology, flows: Flows, seconds: float) -> Flows:
+    """The same flows with so many bytes, and such a latency, that alone they take `seconds`."""
+    if not len(flows):
+        return flows
+    alone = float(flows.latency.max()) + _slowest(topology, flows)
+    if alone <= 0:  # from a device to itself
+        return Flows(paths=flows.paths, bytes=0 * flows.bytes, latency=np.full(len(flows), seconds))
+    factor = seconds / alone
+    return Flows(paths=flows.paths, bytes=factor * flows.bytes, latency=factor * flows.latency)
+
+
 def binomial(ends: Sequence[str]) -> list[list[Hop]]:
     """Rounds of hops that double the number of ends that have what the first had."""
     rounds, have = list[list[Hop]](), 1

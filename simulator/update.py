@@ -11,7 +11,9 @@ from lab.model import DTYPE_BYTES
 from lab.placement import Worker
 from lab.policies.microbatch import deal, minibatches, pack
 from profiles.memory import ADAM_STATE_BYTES
+from simulator.network import Flows
 from simulator.scoring import bubble, passes
+from simulator.transfers import Gradients, broadcast, networked, written
 from simulator.world import Lane, Process, World
 
 
@@ -23,14 +25,14 @@ class Barrier:
         self._waiting: list[simpy.Event] = []
 
     def wait(self) -> Process:
-        """Ends when every rank has come."""
+        """Ends when every rank has come; says whether this one was the last."""
         here = self._env.event()
         self._waiting.append(here)
         if len(self._waiting) == self._parties:
             ready, self._waiting = self._waiting, []
             for event in ready:
-                event.succeed()
-        yield here
+                event.succeed(event is here)
+        return (yield here)
 
 
 def advantage(world: World, step: int, lengths: Sequence[int]) -> Process:
@@ -45,13 +47,28 @@ def advantage(world: World, step: int, lengths: Sequence[int]) -> Process:
 def update(world: World, role: str, step: int, lengths: Sequence[int]) -> list[Process]:
     """One process for each rank of a role's trainer."""
     team = world.scenario.team(role, "train")
-    barrier = Barrier(world.env, len(team))
-    return [_rank(world, worker, rank, step, lengths, barrier) for rank, worker in enumerate(team)]
+    barrier, gradients = Barrier(world.env, len(team)), None
+    if _holders(team) > 1 and networked(world, team[0], "grad_sync"):
+        gradients = Gradients(world, team[0], len(team), _gradient_bytes(world, role))
+    return [_rank(world, worker, rank, step, lengths, barrier, gradients) for rank, worker in enumerate(team)]
 
 
-def _rank(world: World, worker: Worker, rank: int, step: int, lengths: Sequence[int], barrier: Barrier) -> Process:
+def _holders(team: Sequence[Worker]) -> int:
+    """Ranks that average their gradients."""
+    return len(team) * team[0].parallelism.context
+
+
+def _gradient_bytes(world: World, role: str) -> float:
+    return world.scenario.trainable_parameters(role) * DTYPE_BYTES[world.scenario.model(role).dtype]
+
+
+def _rank(
+    world: World, worker: Worker, rank: int, step: int, lengths: Sequence[int], barrier: Barrier,
+    gradients: Gradients | None,
+) -> Process:  # fmt: skip
     scenario = world.scenario
-    ranks, stage = len(scenario.team(worker.role, "train")), scenario.train(worker.role).zero_stage
+    team, stage = scenario.team(worker.role, "train"), scenario.train(worker.role).zero_stage
+    ranks = len(team)
     lane = Lane(world, f"update_{worker.role}", step, worker)
     batches = minibatches(len(lengths), scenario.update.minibatch_samples)
     trained = {"passes": 1.0, "parameters": float(scenario.trainable_parameters(worker.role))} | zero_quantities(stage)
@@ -59,8 +76,9 @@ def _rank(world: World, worker: Worker, rank: int, step: int, lengths: Sequence[
     for batch in batches * scenario.algorithm.ppo_epochs:
         mine = [lengths[batch[i]] for i in deal(len(batch), ranks)[rank]]
         tokens += sum(mine)
-        last = yield from _microbatches(world, lane, mine, stage)
-        yield from _reduce(world, lane, ranks, barrier, last)
+        last = yield from _microbatches(world, lane, mine, stage, gradients)
+        if _holders(team) > 1:
+            yield from _reduce(world, lane, _holders(team), barrier, last, gradients)
         yield from lane.op("optimizer", "optimizer", trained)
     samples = len(lengths) // ranks
     host = {"calls": 1.0, "minibatches": float(len(batches) * scenario.algorithm.ppo_epochs), "samples": float(samples)}
@@ -68,29 +86,39 @@ def _rank(world: World, worker: Worker, rank: int, step: int, lengths: Sequence[
     lane.end(tokens=tokens, samples=samples)
 
 
-def _microbatches(world: World, lane: Lane, lengths: Sequence[int], zero_stage: int) -> Process:
+def _microbatches(
+    world: World, lane: Lane, lengths: Sequence[int], zero_stage: int, gradients: Gradients | None
+) -> Process:
     """Forward and backward passes of one rank's part of a mini-batch; returns the seconds of the last backward pass."""
     groups, start, last = pack(lengths, world.scenario.update.microbatch_tokens), world.now, world.now
     spec, role = world.scenario.spec(lane.worker.role), lane.worker.role
-    for size, quantities in passes(spec, role, lengths, groups, zero_stage):
+    for number, (size, quantities) in enumerate(passes(spec, role, lengths, groups, zero_stage), start=1):
         yield from lane.op("forward", "forward", quantities, tokens=size)
         last = world.now
+        if gradients is not None and number == len(groups):
+            gradients.begin()
         yield from lane.op("backward", "backward", quantities, tokens=size)
+    if gradients is not None and not groups:
+        gradients.begin()
     last = world.now - last
     yield from bubble(lane, world.now - start, len(groups))
     return last
 
 
-def _reduce(world: World, lane: Lane, ranks: int, barrier: Barrier, beside_s: float) -> Process:
+def _reduce(
+    world: World, lane: Lane, holders: int, barrier: Barrier, beside_s: float, gradients: Gradients | None
+) -> Process:
     """Gradients are averaged once every rank has its own; most of it beside the last backward pass, where that can be."""
-    holders = ranks * lane.worker.parallelism.context
-    if holders == 1:
-        return
-    yield from barrier.wait()
-    scenario, role = world.scenario, lane.worker.role
-    size = scenario.trainable_parameters(role) * DTYPE_BYTES[scenario.model(role).dtype]
+    is_last, size = (yield from barrier.wait()), _gradient_bytes(world, lane.worker.role)
     quantities = {"calls": 1.0, "bytes": size, "ranks": float(holders), "beside_s": beside_s}
-    yield from lane.op("grad_sync", "grad_sync", quantities, bytes=size)
+    if gradients is None:
+        yield from lane.op("grad_sync", "grad_sync", quantities, bytes=size)
+        return
+    start, cost = world.now, world.cost(lane.worker, "grad_sync", quantities)
+    if is_last:
+        yield from gradients.finish()
+    yield from barrier.wait()
+    lane.record("grad_sync", start, cost.extrapolated, bytes=size, flows=gradients.num_flows)
 
 
 def weight_sync(world: World, step: int) -> Process:
@@ -102,10 +130,25 @@ def weight_sync(world: World, step: int) -> Process:
     size = scenario.trainable_parameters("actor") * DTYPE_BYTES[scenario.model("actor").dtype]
     if sharded(world, trainers[0]):
         yield from _together(world, own, trainers[0], "reshard", "reshard", size)
-    yield from _together(world, own + others, trainers[0], "transfer", "weight_sync", size)
+    yield from _transfer(world, own + others, trainers[0], size)
     yield world.env.all_of([world.env.process(_take(world, lane, size)) for lane in others])
     for lane in own + others:
         lane.end()
+
+
+def _transfer(world: World, lanes: Sequence[Lane], sender: Worker, size: float) -> Process:
+    """Weights on their way to the engines."""
+    cost, start = world.cost(sender, "weight_sync", {"calls": 1.0, "bytes": size}), world.now
+    rounds: Sequence[Flows] = ()
+    if networked(world, sender, "weight_sync"):
+        rounds = broadcast(world, sender, size, cost.seconds)
+    if rounds:
+        yield from world.network.play(rounds)
+    else:
+        yield from world.cores(sender).work(sender, "weight_sync", cost.seconds)
+    notes = {"flows": sum(len(flows) for flows in rounds)} if rounds else {}
+    for lane in lanes:
+        lane.record("transfer", start, cost.extrapolated, bytes=size, **notes)
 
 
 def _together(world: World, lanes: Sequence[Lane], payer: Worker, op: str, cost_op: str, size: float) -> Process:
@@ -143,7 +186,14 @@ def checkpoint(world: World, step: int) -> list[Process]:
 def _write(world: World, worker: Worker, ranks: int, step: int) -> Process:
     lane = Lane(world, "checkpoint", step, worker)
     size = state_bytes(world, worker) / ranks
-    yield from lane.op("write", "checkpoint", {"calls": 1.0, "bytes": size}, bytes=size)
+    quantities = {"calls": 1.0, "bytes": size}
+    if networked(world, worker, "checkpoint"):
+        start, flows = world.now, written(world, worker, size)
+        extrapolated = world.cost(worker, "checkpoint", quantities).extrapolated
+        yield from world.network.send_all(flows)
+        lane.record("write", start, extrapolated, bytes=size, flows=len(flows))
+    else:
+        yield from lane.op("write", "checkpoint", quantities, bytes=size)
     lane.end()
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import simpy
 
 from lab.dataflow import Dataflow
+from lab.dealing import Dealer
 from lab.library import device as library_device
 from lab.placement import Worker
 from lab.scenario import Scenario
 from lab.timeline import Span
 from profiles.cost import Cost, CostModel
+
+if TYPE_CHECKING:
+    from simulator.network import Network
 
 Process = Generator[simpy.Event, Any, Any]
 _DONE = 1e-12
@@ -96,10 +101,19 @@ class World:
         self.scenario, self.dataflow, self.costs = scenario, dataflow, costs
         self.env = simpy.Environment()
         self.spans: list[Span] = []
+        self.dealer = Dealer(scenario)
         self._finished: dict[tuple[str, int], simpy.Event] = {
             (stage, step): self.env.event() for stage in dataflow.nodes for step in dataflow.steps(stage)
         }
         self._cores: dict[str, Cores] = {}
+
+    @cached_property
+    def network(self) -> Network:
+        """The links of the cluster and the flows on them."""
+        from simulator.network import Network
+        from simulator.topology import Topology
+
+        return Network(self.env, Topology(self.scenario.hardware))
 
     @property
     def now(self) -> float:

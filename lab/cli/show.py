@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,32 @@ def summary_table(summary: dict[str, Any]) -> Table:
     for stage, row in summary["stages"].items():
         table.add_row(stage, seconds(row["busy_s_per_step"]), percent(row["share"]))
     return table
+
+
+def seeds_table(result: dict[str, Any]) -> Table:
+    """Figures over many seeds: the mean, the interval, and how sure the mean is."""
+    title = f"{result['scenario']} ({result['origin']}), {len(result['seeds'])} seeds"
+    table = Table("figure", "mean", f"{result['confidence']:.0%} of seeds", "standard error")
+    table.title, table.title_justify = title, "left"
+    for name, row in result["figures"].items():
+        timed = (name.endswith("_s") and "per_s" not in name) or name.startswith("stages.")
+        low, mean, high, error = (
+            seconds(row[key]) if timed else f"{row[key]:,.4g}" for key in ("low", "mean", "high", "standard_error")
+        )
+        table.add_row(name, mean, f"{low} to {high}", error)
+    return table
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error, silent where that is no terminal; what it yields is told how many are done."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:

@@ -1,10 +1,24 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from lab.cli.options import RUNS, ClusterFile, Json, Out, ProfileName, ScenarioFile
+
+Seeds = Annotated[
+    int | None,
+    typer.Option(
+        "--seeds",
+        metavar="N",
+        help="Play it under N seeds from the scenario's own on, on all cores, and print intervals; keeps no run folder.",
+    ),
+]
+
+MOST_SEEDS = 10**6
 
 
 def simulate(
@@ -13,12 +27,17 @@ def simulate(
     json: Json = False,
     profile: ProfileName = None,
     cluster: ClusterFile = None,
+    seeds: Seeds = None,
 ) -> None:
     """Play a scenario in virtual time and predict how it will run."""
-    from lab.cli.show import emit, summary_lines, summary_table
+    from lab.cli.show import emit, seeds_table, summary_lines, summary_table
     from lab.load import located
 
     with located(scenario):
+        if seeds is not None:
+            result = spread(read(scenario, cluster), seeds, profile)
+            emit(result, json, seeds_table(result), [])
+            return
         summary = predict(read(scenario, cluster), out, profile)[1]
     emit(summary, json, summary_table(summary), summary_lines(summary))
 
@@ -63,6 +82,28 @@ def predict(scenario: Any, out: Path, profile: str | None) -> tuple[Any, dict[st
         note(line)
     timeline = play(scenario, profiles)
     return timeline, runs.finish(runs.begin(out, scenario, "simulated"), scenario, timeline)
+
+
+def spread(scenario: Any, num_seeds: int, profile: str | None) -> dict[str, Any]:
+    """Figures of the scenario over so many seeds, with a progress bar on a terminal. Raises InputError."""
+    from dataclasses import asdict
+
+    from lab.cli.show import note, progress
+    from lab.errors import InputError
+    from simulator.studies.seeds import CONFIDENCE, many
+
+    if not 1 <= num_seeds <= MOST_SEEDS:
+        problem = f"{num_seeds} is not a number of simulations from 1 to {MOST_SEEDS}"
+        raise InputError(key="--seeds", problem=problem, remedy="--seeds 32 is a good start")
+    profiles = profiles_for(scenario, profile)
+    for line in doubts(profiles):
+        note(line)
+    seeds = [(scenario.seed + i) % 2**32 for i in range(num_seeds)]
+    with progress("seeds", num_seeds) as told:
+        found = many(scenario, profiles, seeds, min(num_seeds, len(os.sched_getaffinity(0))), told)
+    figures = {name: asdict(interval) for name, interval in found.items()}
+    head = {"scenario": scenario.name, "origin": "simulated", "seeds": seeds, "confidence": CONFIDENCE}
+    return head | {"figures": figures}
 
 
 def doubts(profiles: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+MANY = 1_000_000
+"""pairs of a prompt and an engine from which on rules are compiled"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +81,8 @@ def in_turn(prompts: Prompts, engines: Engines) -> list[list[int]]:
 def weighted(prompts: Prompts, engines: Engines) -> list[list[int]]:
     """In turn, a faster engine more often: at every moment each has its share by speed, within one prompt."""
     chosen = np.empty(len(prompts), np.int64)
-    fill_weighted(chosen, engines.given.copy(), engines.speed / engines.speed.sum())
+    fill = _quick(fill_weighted, len(prompts) * len(engines))
+    fill(chosen, engines.given.copy(), engines.speed / engines.speed.sum())
     return grouped(chosen, len(engines))
 
 
@@ -110,7 +114,8 @@ def least_loaded(prompts: Prompts, engines: Engines) -> list[list[int]]:
     chosen = np.empty(len(prompts), np.int64)
     ahead, room = (engines.queued + engines.running).astype(float), engines.free_kv_tokens.copy()
     tokens, samples = prompts.predicted_tokens, prompts.samples_per_prompt
-    fill_least_loaded(chosen, ahead, room, engines.speed, tokens, samples, *tournaments(len(engines)))
+    fill = _quick(fill_least_loaded, len(prompts) * len(engines))
+    fill(chosen, ahead, room, engines.speed, tokens, samples, *tournaments(len(engines)))
     return grouped(chosen, len(engines))
 
 
@@ -202,6 +207,18 @@ def _bound(work: list[float], speed: Floats) -> list[tuple[int, int]]:
         ranges.append((first, last))
         first = last
     return ranges
+
+
+def _quick(fill: Callable[..., None], choices: int) -> Callable[..., None]:
+    """The function, compiled where there is so much to choose that it pays."""
+    return _compiled(fill) if choices > MANY else fill
+
+
+@cache
+def _compiled(fill: Callable[..., None]) -> Callable[..., None]:
+    from lab.compiled import compiled  # takes half a second to import
+
+    return compiled(fill)
 
 
 def grouped(chosen: Ints, num_engines: int) -> list[list[int]]:

@@ -10,6 +10,7 @@ from lab.errors import InputError
 from lab.scenario import Scenario
 
 Make = Callable[..., Scenario]
+NODE = {"name": "local", "count": 1, "device": "cpu-core", "devices": 2, "intra": "shared-memory"}
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -21,8 +22,7 @@ def test_shipped_scenarios_are_accepted_on_two_cores(scenario: Make, name: str) 
 
 
 def cluster(**node: Any) -> dict[str, Any]:
-    fields = {"name": "local", "count": 1, "device": "cpu-core", "devices": 2, "intra": "shared-memory"} | node
-    return {"sites": [{"nodes": [fields]}]}
+    return {"sites": [{"nodes": [NODE | node]}]}
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -50,6 +50,15 @@ REFUSED: dict[str, dict[str, Any]] = {
     "rollout.kv_bytes": {"rollout": {"kv_bytes": None}},
     "rollout.kv_bytes ": {"rollout": {"kv_bytes": 100_000.0}},
     "rollout.max_num_batched_tokens": {"rollout": {"max_num_batched_tokens": 8}},
+    "cluster.sites": {
+        "cluster": {
+            "sites": [*cluster()["sites"], {"name": "b", "nodes": [NODE | {"name": "far"}]}],
+            "wan": [{"between": ["local", "b"], "link": "wan-10"}],
+        }
+    },
+    "cluster.sites[0].nodes[0].nics": {"cluster": cluster(nics=2)},
+    "cluster.sites[0].fabric.rails": {"cluster": {"sites": [{"nodes": [NODE], "fabric": {"rails": True}}]}},
+    "weight_sync.topology": {"weight_sync": {"topology": "tree"}},
     "pools.all": {"cluster": cluster(device="a100-80g-sxm", intra="nvlink3")},
     "pools": {"cluster": cluster(count=2, devices=1)},
     "pools ": {"cluster": cluster(devices=CORES + 1), "pools": {"all": f"local[0:{CORES + 1}]"}},

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +20,8 @@ from lab.dataflow import build, conforms
 from lab.load import dump
 from lab.scenario import Scenario
 from lab.timeline import Timeline
+from profiles.profile import datasheet
+from simulator.run import simulate
 
 pytestmark = pytest.mark.real
 Make = Callable[..., Scenario]
@@ -73,9 +76,16 @@ def test_a_synchronous_run(local_ray: None, scenario: Make, tmp_path: Path) -> N
 
 
 def test_a_run_one_step_off_with_two_engines_and_a_critic(local_ray: None, scenario: Make, tmp_path: Path) -> None:
-    generate = [{"pool": "all", "engines": 2}]
-    chosen = scenario("ppo-tiny", num_steps=3, place={"actor.generate": generate}, checkpoint={"every_steps": None})
+    """They differ in speed, so that what each gets of a step is a decision; a simulation decides the same."""
+    changes = {
+        "place": {"actor.generate": [{"pool": "all"}, {"pool": "all", "speed": 2.0}]},
+        "rollout": {"dispatch": "length_buckets"},
+    }
+    chosen = scenario("ppo-tiny", num_steps=3, checkpoint={"every_steps": None}, **changes)
     timeline = execute(chosen, tmp_path)
+    simulated = simulate(chosen, {"cpu-core": datasheet("cpu-core")})
+    assert decisions(timeline) == decisions(simulated)
+    assert len({str(prompts) for _, _, prompts, *_ in decisions(timeline)}) > 2, "it learns from what came back"
     assert_complete(chosen, timeline, tmp_path)
     rollouts = [span for span in timeline.stages() if span.stage == "rollout"]
     assert {(span.step, span.policy_version) for span in rollouts} == {(0, 0), (1, 0), (2, 1)}
@@ -83,6 +93,13 @@ def test_a_run_one_step_off_with_two_engines_and_a_critic(local_ray: None, scena
     spans = {span.span_id: span for span in timeline.stages()}
     ahead, training = spans["rollout/1/actor.generate[0]"], spans["weight_sync/0/actor.train[0]"]
     assert ahead.start_s < training.start_s
+
+
+def decisions(timeline: Timeline) -> list[tuple[Any, ...]]:
+    """Of every rollout of a step on an engine: what it was given, by which rule, which saw what."""
+    rollouts = [span for span in timeline.stages() if span.stage == "rollout"]
+    keys = ("prompts", "speed", "predicted_tokens")
+    return sorted((span.span_id, span.attrs["dispatch"], *(span.attrs[key] for key in keys)) for span in rollouts)
 
 
 FAILURES = {"raises": "raise ArithmeticError('reward went wrong')", "dies": "os.kill(os.getpid(), 9)"}

@@ -62,7 +62,19 @@ TIGHT: Edits = {
 }
 """few KV blocks, and prompts longer than the budget: requests wait, are preempted, and find their blocks again"""
 MOE: Edits = {"models/actor/arch": "qwen3-30b-a3b", "place/actor.generate/0/engines": 1}
+SITES: Edits = {
+    "cluster": {
+        "sites": [
+            {"name": "a", "nodes": [SHIPPED[BIG]["cluster"]["sites"][0]["nodes"][0]], "fabric": {"link": "ib-hdr200"}},
+            {"name": "b", "nodes": [SHIPPED[BIG]["cluster"]["sites"][0]["nodes"][1]], "fabric": {"link": "ib-hdr200"}},
+            {"name": "c", "nodes": [SHIPPED[BIG]["cluster"]["sites"][0]["nodes"][1] | {"name": "idle"}]},
+        ],
+        "wan": [{"between": ["a", "b"], "link": "wan-10"}, {"between": ["b", "c"], "bandwidth": 2e8, "latency": 0.1}],
+    }
+}
+"""the trainers on one site, everything else on the second"""
 PLAIN: Edits = {"place/actor.train/tensor_parallel": 1, "place/actor.train/zero_stage": 0}
+TWO_ENGINES: Edits = {"place/actor.generate": [{"pool": "all"}, {"pool": "all", "speed": 2.0}]}
 SMALL: Edits = {"arch": "small-llama", "like": None, "dtype": "float32", "weights": "random"}
 
 
@@ -94,6 +106,16 @@ CHANGES: dict[str, Case] = {
     "cluster/sites/storage/tier": Case(
         BIG, {"cluster/sites/0/storage": {"tier": "hdd"}}, {"checkpoint/every_steps": 1}
     ),
+    "cluster/sites/fabric/rails": Case(
+        BIG, {"cluster/sites/0/fabric/rails": True}, {"cluster/sites/0/fabric/oversubscription": 4.0}
+    ),
+    "cluster/sites/nodes/nics": Case(BIG, {"cluster/sites/0/nodes/0/nics": 2}),
+    "cluster/sites/storage/total": Case(BIG, {"cluster/sites/0/storage/total": 1e9}, {"checkpoint/every_steps": 1}),
+    "cluster/wan/between": Case(BIG, {"cluster/wan/0/between": ["a", "c"]}, SITES),
+    "cluster/wan/link": Case(BIG, {"cluster/wan/0/link": "wan-1"}, SITES),
+    "cluster/wan/bandwidth": Case(BIG, {"cluster/wan/0/bandwidth": 1e8}, SITES),
+    "cluster/wan/latency": Case(BIG, {"cluster/wan/0/latency": 0.5}, SITES),
+    "weight_sync/topology": Case(BIG, {"weight_sync/topology": "flat"}),
     "cluster/sites/storage/write": Case(BIG, {"cluster/sites/0/storage/write": 1e9}, {"checkpoint/every_steps": 1}),
     "models/actor/arch": Case(TINY, {"models/actor/arch": "small-llama"}),
     "models/actor/like": Case(TINY, {"models/actor": like("critic")}, {"models/critic": SMALL}),
@@ -126,6 +148,9 @@ CHANGES: dict[str, Case] = {
     ),
     "place/actor.generate/dtype": Case(BIG, {"place/actor.generate/0/dtype": "int8"}),
     "place/actor.generate/kv_dtype": Case(BIG, {"place/actor.generate/0/kv_dtype": "fp8"}),
+    "place/actor.generate/speed": Case(
+        QUICK, {"place/actor.generate/1/speed": 5.0}, TWO_ENGINES | {"rollout/dispatch": "weighted"}
+    ),
     "place/actor.generate/threads": Case(QUICK, {"place/actor.generate/0/threads": 2}),
     "place/actor.train/pool": Case(TINY, {"place/actor.train/pool": "other"}, TWO_MACHINES),
     "place/actor.train/data_parallel": Case(BIG, {"place/actor.train/data_parallel": 2}),
@@ -180,6 +205,7 @@ CHANGES: dict[str, Case] = {
     "rollout/watermark": Case(QUICK, {"rollout/watermark": 0.3}, TIGHT),
     "rollout/batching": Case(QUICK, {"rollout/batching": "static"}, {"rollout/max_num_seqs": 8}),
     "rollout/kv_layout": Case(QUICK, {"rollout/kv_layout": "contiguous"}, {"rollout/kv_bytes": 1e6}),
+    "rollout/dispatch": Case(QUICK, {"rollout/dispatch": "weighted"}, TWO_ENGINES),
     "update/minibatch_samples": Case(QUICK, {"update/minibatch_samples": 8}),
     "update/microbatch_tokens": Case(QUICK, {"update/microbatch_tokens": 256}),
     "update/recompute": Case(QUICK, {"update/recompute": "full"}),

@@ -84,6 +84,46 @@ def test_bad_scenarios_exit_with_2_and_one_message(
     assert not (tmp_path / "runs").exists()
 
 
+def test_many_seeds_give_intervals_around_the_single_runs(tmp_path: Path) -> None:
+    path = tmp_path / "short.yaml"
+    path.write_text(QUICK.read_text().replace("num_steps: 24", "num_steps: 2"))
+    done = lab("simulate", path, "--seeds", "3", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["seeds"] == [7, 8, 9]
+    alone = []
+    for seed in result["seeds"]:
+        path.write_text(path.read_text().replace(f"seed: {seed - 1}\n", f"seed: {seed}\n"))
+        alone.append(json.loads(lab("simulate", path, "--json", "--out", tmp_path / "runs").stdout)["makespan_s"])
+    found = result["figures"]["makespan_s"]
+    assert found["mean"] == pytest.approx(sum(alone) / 3)
+    assert min(alone) <= found["low"] < found["high"] <= max(alone)
+    assert found["standard_error"] > 0 and "stages.rollout" in result["figures"]
+    assert {entry.name for entry in tmp_path.iterdir()} == {"short.yaml", "runs"}, "seeds keep no run folder"
+
+
+def test_people_get_a_table_of_figures_and_no_bar_outside_a_terminal() -> None:
+    done = lab("simulate", QUICK, "--seeds", "2")
+    assert done.returncode == 0
+    assert "2 seeds" in done.stdout and "90% of seeds" in done.stdout and "step_s" in done.stdout
+    assert "2/2" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("number", ["0", "-3"])
+def test_less_than_one_seed_is_one_message(number: str) -> None:
+    done = lab("simulate", QUICK, "--seeds", number)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"error: --seeds: {number} ") and "remedy" in done.stderr
+
+
+def test_a_mistake_found_in_another_process_is_told_like_one_found_here(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(QUICK.read_text().replace("64 MiB", "1 B"))
+    done = lab("simulate", path, "--seeds", "2")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"{path}:23: rollout.kv_bytes" in done.stderr and "remedy" in done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -148,3 +148,13 @@ def test_compiled_rules_choose_as_the_plain_ones() -> None:
         fill_least_loaded(plain, ahead.copy(), room.copy(), speed, lengths, 2, *tournaments(size))
         fast_loaded(fast, ahead.copy(), room.copy(), speed, lengths, 2, *tournaments(size))
         assert (plain == fast).all()
+
+
+@pytest.mark.parametrize("name", DISPATCH)
+def test_many_prompts_are_dealt_as_few_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    many = prompts(rng.integers(1, 900, 500).tolist(), buckets=2)
+    engines = Engines.idle(rng.integers(1, 4, 40))
+    plain = DISPATCH[name](many, engines)
+    monkeypatch.setattr("lab.policies.dispatch.MANY", 0)
+    assert DISPATCH[name](many, engines) == plain
