@@ -7,16 +7,19 @@ import os
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 from pydantic.config import JsonDict
 
-from lab.library import Tier, device, devices, link, tier
+from lab.errors import WrongValue
+from lab.library import Tier, device, devices, link, links, tier
 from lab.records import Record
 from lab.units import BytesPerSecond, Seconds
 
 RESUMED: JsonDict = {"effect": "resume"}
 DEFAULT_WRITE = 1e9
 """bytes per second where a scenario says nothing of its storage: about a 10 GbE file server"""
+EITHER = frozenset({"loopback"})
+"""links that stand for a machine's own network stack: between processes, or between machines that are not modelled"""
 
 
 class Node(Record):
@@ -28,32 +31,52 @@ class Node(Record):
     count: int = Field(default=1, ge=1, le=10**5, description="how many machines of this kind")
     device: str = Field(description="an entry of the device library, for example a100-80g-sxm or cpu-core")
     devices: int = Field(ge=1, le=1024, description="devices on each machine; a CPU device is one core")
-    intra: str = Field(description="link between the devices of one machine, an entry of the link library")
+    intra: str = Field(description="link between the devices of one machine, of the link library: nvlink3, pcie4, …")
     nics: int = Field(
         default=1, ge=1, le=1024, description="network ports of each machine, each as fast as the fabric's link"
     )
 
-    @model_validator(mode="after")
-    def _known(self) -> Node:
-        device(self.device)
-        link(self.intra)
-        return self
+    @field_validator("device")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        device(name)
+        return name
+
+    @field_validator("intra")
+    @classmethod
+    def _inside(cls, name: str) -> str:
+        if link(name).transport not in ("bus", "memory") and name not in EITHER:
+            problem = f"{name} connects machines, not the devices of one"
+            raise WrongValue(path=(), problem=problem, remedy=f"use one of {_fitting(inside=True)}")
+        return name
 
 
 class Fabric(Record):
     """The network between the machines of a site."""
 
-    link: str = Field(default="loopback", description="link between machines, an entry of the link library")
+    link: str = Field(
+        default="loopback", description="link between machines, of the link library: ib-ndr400, ethernet-100, …"
+    )
     oversubscription: float = Field(default=1.0, ge=1.0, description="divides the bandwidth between machines")
     rails: bool = Field(
         default=False,
         description="equal-numbered ports of all machines meet in one switch: such traffic is not oversubscribed",
     )
 
-    @model_validator(mode="after")
-    def _known(self) -> Fabric:
-        link(self.link)
-        return self
+    @field_validator("link")
+    @classmethod
+    def _between(cls, name: str) -> str:
+        if link(name).transport not in ("rdma", "tcp"):
+            problem = f"{name} connects the devices of one machine, not machines"
+            remedy = f"use one of {_fitting(inside=False)}; machines of one NVLink domain are written as one machine"
+            raise WrongValue(path=(), problem=problem, remedy=remedy)
+        return name
+
+
+def _fitting(*, inside: bool) -> str:
+    """The links inside a machine, or between machines."""
+    fits = {name for name, entry in links().items() if (entry.transport in ("bus", "memory")) == inside}
+    return ", ".join(sorted(fits | EITHER))
 
 
 class Storage(Record):
@@ -71,10 +94,12 @@ class Storage(Record):
         default=None, gt=0, description="what all machines of the site read, or write, together; null: the tier's"
     )
 
-    @model_validator(mode="after")
-    def _known(self) -> Storage:
-        self._tier()
-        return self
+    @field_validator("tier")
+    @classmethod
+    def _known(cls, name: str | None) -> str | None:
+        if name is not None:
+            tier(name)
+        return name
 
     def _tier(self) -> Tier | None:
         return None if self.tier is None else tier(self.tier)
@@ -291,9 +316,17 @@ def _stands_in(word: str, words: set[str]) -> bool:
 
 
 def _form(value: Any) -> str:
-    return "named" if isinstance(value, str) else "described"
+    return "described" if isinstance(value, dict | Cluster) else "named"
+
+
+def _local(value: Any) -> Any:
+    if value != "local":
+        remedy = "write `local` for this machine, or a mapping with `sites`"
+        raise WrongValue(path=(), problem="neither `local` nor a mapping with sites", remedy=remedy)
+    return value
 
 
 ClusterChoice = Annotated[
-    Annotated[Literal["local"], Tag("named")] | Annotated[Cluster, Tag("described")], Discriminator(_form)
+    Annotated[Literal["local"], BeforeValidator(_local), Tag("named")] | Annotated[Cluster, Tag("described")],
+    Discriminator(_form),
 ]

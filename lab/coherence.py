@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lab.library import device
-from lab.placement import Generate, Role, Score, Train
+from lab.placement import BYTE_WIDE, Generate, Role, Score, Train, Worker
 
 if TYPE_CHECKING:
     from lab.model import ModelSpec
@@ -24,7 +23,7 @@ class Incoherent(ValueError):
 
 def check(scenario: Scenario) -> None:
     """Raises Incoherent for the first rule that does not hold."""
-    for rule in (_models, _pools, _placements, _parallel, _sharing, _batches, _lengths):
+    for rule in (_models, _pools, _placements, _parallel, _dtypes, _sharing, _batches, _lengths, _blocks):
         rule(scenario)
 
 
@@ -136,16 +135,55 @@ def _indivisible(spec: ModelSpec, part: Generate | Train | Score) -> Iterator[tu
         yield "expert_parallel", f"{spread.expert} does not divide {spec.moe.num_experts} experts", "use a divisor"
 
 
+def _dtypes(scenario: Scenario) -> None:
+    """What is trained has at least 16 bits, and a GPU computes what it has units for."""
+    place = scenario.place
+    for role, train in (("actor", place.actor_train), ("critic", place.critic_train)):
+        if role not in scenario.algorithm.roles or train is None:
+            continue
+        model = scenario.model(role)
+        if model.dtype in BYTE_WIDE and model.lora is None:
+            remedy = (
+                "set it to bfloat16, float16 or float32, or add `lora: {rank: 16}`; an engine may have its own dtype"
+            )
+            raise Incoherent(f"models.{role}.dtype", f"weights of {model.dtype} cannot be trained", remedy)
+    for worker in scenario.workers.values():
+        kind, node = scenario.device_of(worker.pool), scenario.hardware.node_of(worker.devices[0])
+        if kind.kind != "gpu" or "bfloat16" in kind.flops or not _claims(scenario, worker):
+            continue
+        for name, dtype in (("dtype", worker.dtype), ("kv_dtype", worker.kv_dtype)):
+            if dtype == "bfloat16":
+                key = _dtype_key(scenario, worker, name)
+                raise Incoherent(key, f"{node.device} has no bfloat16 ({worker.name})", "set it to float16")
+
+
+def _dtype_key(scenario: Scenario, worker: Worker, name: str) -> str:
+    """The key that a worker's dtype stands at: of its placement where it is said there, else of the model."""
+    parts: dict[str, Generate | Score | None] = {}
+    if worker.work == "generate":
+        index = int(worker.name.split("[")[1].rstrip("]"))
+        for i, part in enumerate(scenario.place.actor_generate):
+            if 0 <= index < part.engines:
+                parts[f"place.actor.generate[{i}]"] = part
+            index -= part.engines
+    elif worker.work == "score":
+        key = f"place.{worker.role}.score"
+        parts[key] = scenario.place.reward_score if worker.role == "reward" else scenario.place.reference_score
+    said = [key for key, part in parts.items() if name == "kv_dtype" or getattr(part, name, None) is not None]
+    return f"{said[0]}.{name}" if said else f"models.{worker.role}.dtype"
+
+
 def _sharing(scenario: Scenario) -> None:
     for pool, devices in scenario.devices.items():
         sharing = scenario.sharing.get(pool)
-        workers = [worker for worker in scenario.workers.values() if worker.pool == pool]
+        _ranks_fit(scenario, pool)
+        workers = [worker for worker in scenario.workers.values() if worker.pool == pool and _claims(scenario, worker)]
         if sharing is not None and sharing.how == "resident":
             wide = [worker for worker in workers if len(set(worker.devices)) < len(worker.devices)]
             if wide:
                 problem = f"{wide[0].name} needs {len(wide[0].devices)} devices, pool {pool} has {len(devices)}"
                 raise Incoherent(f"pools.{pool}", problem, "use a larger pool or less tensor parallelism")
-            if device(scenario.hardware.node_of(devices[0]).device).kind == "gpu":
+            if scenario.device_of(pool).kind == "gpu":
                 _same_or_apart(pool, [(worker.name, set(worker.devices)) for worker in workers])
             continue
         demand = sum(len(worker.devices) for worker in workers)
@@ -155,6 +193,28 @@ def _sharing(scenario: Scenario) -> None:
             raise Incoherent(
                 f"pools.{pool}", problem, f"enlarge the pool, or set `sharing: {{{pool}: {{how: resident}}}}`"
             )
+
+
+def _claims(scenario: Scenario, worker: Worker) -> bool:
+    """Whether a worker needs devices of its own; only a reward function may not."""
+    return worker.role != "reward" or scenario.claims_devices(scenario.place.reward_score)
+
+
+def _ranks_fit(scenario: Scenario, pool: str) -> None:
+    """Two ranks of one NCCL group cannot be on one GPU, even where the pool's workers contend for its devices."""
+    num_devices, sharing = len(scenario.devices[pool]), scenario.sharing.get(pool)
+    if scenario.device_of(pool).kind != "gpu" or sharing is None or sharing.how == "exclusive":
+        return
+    for role, key in (("actor", "actor.train"), ("critic", "critic.train")):
+        team = [worker for worker in scenario.team(role, "train") if worker.pool == pool]
+        wanted = sum(len(worker.devices) for worker in team)
+        if len(team) > 1 and wanted > num_devices:
+            each = len(team[0].devices)
+            problem = f"{len(team)} ranks of one group need {wanted} GPUs, pool {pool} has {num_devices}"
+            fits = (
+                f"set it to {num_devices // each}, or enlarge the pool" if num_devices >= each else "enlarge the pool"
+            )
+            raise Incoherent(f"place.{key}.data_parallel", problem, fits)
 
 
 def _same_or_apart(pool: str, groups: list[tuple[str, set[str]]]) -> None:
@@ -185,3 +245,22 @@ def _lengths(scenario: Scenario) -> None:
     if longest > scenario.update.microbatch_tokens:
         problem = f"the longest sequence ({longest} tokens) does not fit a micro-batch"
         raise Incoherent("update.microbatch_tokens", problem, f"set it to {longest} or more")
+
+
+GPU_BLOCK_MULTIPLE = 16
+"""vLLM's attention backends on GPUs take blocks of multiples of 16 tokens (`get_supported_kernel_block_sizes`)"""
+SMALLEST_ROOM = 32
+"""tokens; a block of this size is refused nowhere, however short the sequences are"""
+
+
+def _blocks(scenario: Scenario) -> None:
+    size, longest = scenario.rollout.block_tokens, scenario.workload.max_sequence_tokens
+    gpu = any(scenario.device_of(part.pool).kind == "gpu" for part in scenario.place.actor_generate)
+    if gpu and size % GPU_BLOCK_MULTIPLE:
+        problem = f"{size} is not a multiple of {GPU_BLOCK_MULTIPLE}, which vLLM needs on a GPU"
+        multiple = -(-size // GPU_BLOCK_MULTIPLE) * GPU_BLOCK_MULTIPLE
+        raise Incoherent("rollout.block_tokens", problem, f"set it to {multiple}")
+    room = max(SMALLEST_ROOM, 2 ** (longest - 1).bit_length())
+    if size > room:
+        problem = f"a block of {size} tokens is never full: the longest sequence has {longest}"
+        raise Incoherent("rollout.block_tokens", problem, f"set it to {room} or less")

@@ -29,3 +29,16 @@ class InputError(Exception):
         head = " ".join(part for part in (f"{place}:" if place else "", f"{self.key}:" if self.key else "") if part)
         tail = f"\n  remedy: {self.remedy}" if self.remedy else ""
         return f"{head} {self.problem}{tail}".strip()
+
+
+@dataclass(kw_only=True, eq=False)
+class WrongValue(ValueError):
+    """What a record's validator finds wrong at one place inside it; the reader adds file, line, key and value."""
+
+    path: tuple[str | int, ...]
+    """from the record to the value: keys, and places in lists"""
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (".".join(map(str, self.path)), self.problem) if part)

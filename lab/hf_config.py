@@ -96,6 +96,24 @@ def read(path: str | Path) -> ModelSpec:
         raise InputError(file=str(file), problem=problem, remedy=remedy) from None
 
 
+def quantized(path: str | Path) -> InputError | None:
+    """What to tell where a `config.json` says that the published weights have fewer bits than a dtype left unsaid.
+
+    The shape is the same; only the scenario's `dtype` says how many bytes a weight takes. Raises InputError as `read`.
+    """
+    config = _parse(Path(path) / "config.json" if Path(path).is_dir() else Path(path))
+    inner = config.keys.get("text_config")
+    stored = config.keys.get("quantization_config") or (isinstance(inner, dict) and inner.get("quantization_config"))
+    if not stored:
+        return None
+    method = stored.get("quant_method") if isinstance(stored, dict) else stored
+    problem = f"the weights are stored quantized ({json.dumps(method, default=str)[:40]}), and the model has no `dtype`"
+    remedy = (
+        "add beside `arch`: `dtype: fp8` or `dtype: int8` for 8 bits, `dtype: bfloat16` for weights converted to 16"
+    )
+    return config.wrong("quantization_config", problem, remedy)
+
+
 def names_config(text: str) -> bool:
     """Whether a text is the path of a configuration rather than a library entry."""
     return text.endswith(".json") or "/" in text or "\\" in text
@@ -150,6 +168,7 @@ def _decoder(
 ) -> Shape:
     """What nearly all architectures have in common; the keyword arguments are what a missing key stands for."""
     hidden, heads = config.count("hidden_size"), config.count("num_attention_heads", heads or None)
+    _layer_lists(config, config.count("num_hidden_layers"))
     if head_dim is None and config.keys.get("head_dim") is None and hidden % heads:
         problem = f"{heads} does not divide hidden_size {hidden}"
         raise config.wrong("num_attention_heads", problem, "correct one of them, or add `head_dim`")
@@ -163,6 +182,29 @@ def _decoder(
         "vocabulary": config.count("vocab_size"),
         "tied_embeddings": config.flag("tie_word_embeddings", tied),
     }
+
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def _layer_lists(config: Config, layers: int) -> None:
+    """Raises InputError where what is listed by layer does not fit the number of layers."""
+    types, dense = config.keys.get("layer_types"), config.keys.get("mlp_only_layers")
+    if types is not None:
+        if not isinstance(types, list) or len(types) != layers:
+            problem = f"{len(types) if isinstance(types, list) else 'no list of'} layers, num_hidden_layers is {layers}"
+            raise config.wrong("layer_types", problem, f"list {layers} layers, or correct num_hidden_layers")
+        other = [kind for kind in types if kind not in LAYER_TYPES]
+        if other:
+            problem = f"{json.dumps(other[0], default=str)[:40]} changes the network in a way that is not modelled"
+            raise config.wrong("layer_types", problem, f"only {' and '.join(LAYER_TYPES)} can be read")
+    if dense is not None and not (isinstance(dense, list) and all(_layer(i, layers) for i in dense)):
+        problem = f"{json.dumps(dense, default=str)[:40]} is not a list of layers from 0 to {layers - 1}"
+        raise config.wrong("mlp_only_layers", problem, "correct it, or num_hidden_layers")
+
+
+def _layer(index: Any, layers: int) -> bool:
+    return isinstance(index, int) and not isinstance(index, bool) and 0 <= index < layers
 
 
 def _biased(config: Config) -> Shape:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
-import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from lab.coherence import Incoherent
 from lab.errors import InputError
+from lab.explain import Keys, dotted, explain, line_of, short, split
 from lab.records import Record
 from lab.scenario import Scenario
 
-Keys = tuple[str | int, ...]
 R = TypeVar("R", bound=Record)
 
 MAX_DEPTH, MAX_VALUES, MAX_DIGITS = 50, 100_000, 40
@@ -63,7 +62,7 @@ def parse_record(text: str, record: type[R], *, file: str) -> R:
     try:
         return record.model_validate_json(json.dumps(data), context={"folder": Path(file).parent})
     except ValidationError as error:
-        raise _explain(error, record, data, lines, file) from None
+        raise explain(error, record, data, lines, file) from None
 
 
 @contextmanager
@@ -74,7 +73,7 @@ def located(path: str | Path) -> Iterator[None]:
     except InputError as error:
         if error.file is None and error.key is not None and not error.key.startswith("-"):
             lines = _construct(_compose(_text(Path(path)), str(path)), str(path))[1]
-            error.file, error.line = str(path), _line(lines, tuple(_split(error.key)))
+            error.file, error.line = str(path), line_of(lines, tuple(split(error.key)))
         raise
 
 
@@ -100,15 +99,35 @@ def decode(content: bytes, *, file: str) -> str:
         raise InputError(file=file, line=line, problem=problem, remedy="save the file as UTF-8") from None
 
 
-def _text(path: Path) -> str:
-    if path.exists() and not path.is_file():
-        raise InputError(file=str(path), problem="not a regular file", remedy="name an existing file")
+def present(path: Path, what: str = "a file") -> Path:
+    """A path at which there is something. Raises InputError that names `what` it should be, and the nearest names there."""
+    if os.path.lexists(path) and not os.path.exists(path):
+        problem = (
+            f"a link to {os.readlink(path)}, where there is no such file" if os.path.islink(path) else "out of reach"
+        )
+        raise InputError(file=str(path), problem=problem, remedy=f"name {what}")
+    if not os.path.exists(path):
+        beside = os.listdir(path.parent) if os.path.isdir(path.parent) and os.access(path.parent, os.R_OK) else []
+        close = difflib.get_close_matches(path.name, beside, n=2)
+        near = f"name {what}; near it there is {' and '.join(str(path.parent / name) for name in close)}"
+        raise InputError(file=str(path), problem="no such file", remedy=near if close else f"name {what} that exists")
+    return path
+
+
+def content(path: Path, what: str = "a file") -> bytes:
+    """The bytes of a file. Raises InputError where there is none, or none that can be read."""
+    if present(path, what) and not os.path.isfile(path):
+        problem = "this is a folder" if os.path.isdir(path) else "not a regular file"
+        raise InputError(file=str(path), problem=problem, remedy=f"name {what}")
     try:
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
-        problem = error.strerror or str(error)
-        raise InputError(file=str(path), problem=problem, remedy="name an existing file") from None
-    return decode(content, file=str(path))
+        problem = f"cannot be read: {error.strerror or error}"
+        raise InputError(file=str(path), problem=problem, remedy="make it readable, or name another file") from None
+
+
+def _text(path: Path) -> str:
+    return decode(content(path), file=str(path))
 
 
 def _compose(text: str, file: str) -> yaml.Node:
@@ -154,8 +173,8 @@ def _construct(node: yaml.Node, file: str) -> tuple[Any, dict[Keys, int]]:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise InputError(file=file, line=line, problem="a key is not plain text", remedy="write `key: value`")
             if key in found:
-                dotted = _dotted((*path, key))
-                raise InputError(file=file, line=line, key=dotted, problem="the key stands twice", remedy="remove one")
+                twice = dotted((*path, key))
+                raise InputError(file=file, line=line, key=twice, problem="the key stands twice", remedy="remove one")
             lines[(*path, key)] = line
             found[key] = walk(value, (*path, key), (*above, id(node)))
         return found
@@ -166,7 +185,7 @@ def _construct(node: yaml.Node, file: str) -> tuple[Any, dict[Keys, int]]:
 def _refuse_tag(node: yaml.Node, path: Keys, file: str) -> None:
     if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.rsplit(":", 1)[1] not in _PLAIN:
         line, problem = node.start_mark.line + 1, f"the YAML tag {node.tag} is not allowed"
-        raise InputError(file=file, line=line, key=_dotted(path), problem=problem, remedy="remove the tag")
+        raise InputError(file=file, line=line, key=dotted(path), problem=problem, remedy="remove the tag")
 
 
 def _scalar(node: yaml.Node, path: Keys, file: str) -> Any:
@@ -177,121 +196,7 @@ def _scalar(node: yaml.Node, path: Keys, file: str) -> Any:
     except (yaml.YAMLError, ValueError) as error:
         line, problem = (
             node.start_mark.line + 1,
-            f"{_short(node.value)} cannot be read: {getattr(error, 'problem', error)}",
+            f"{short(node.value)} cannot be read: {getattr(error, 'problem', error)}",
         )
         remedy = "write plain text, a number, true, false or null"
-        raise InputError(file=file, line=line, key=_dotted(path), problem=problem, remedy=remedy) from None
-
-
-def _explain(
-    error: ValidationError, record: type[BaseModel], data: Any, lines: dict[Keys, int], file: str
-) -> InputError:
-    """The first error in file order, told in the words of the file."""
-    items = sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")  # a typo also misses its key
-    told = [_tell(item, record, data, lines, file) for item in items if item["type"] == items[0]["type"]]
-    return min(told, key=lambda problem: (problem.line is None, problem.line or 0))
-
-
-def _tell(item: Any, record: type[BaseModel], data: Any, lines: dict[Keys, int], file: str) -> InputError:
-    cause = item.get("ctx", {}).get("error")
-    if isinstance(cause, Incoherent):
-        line = _line(lines, tuple(_split(cause.key)))
-        return InputError(file=file, line=line, key=cause.key, problem=cause.problem, remedy=cause.remedy)
-    kind, value = item["type"], item.get("input")
-    path = _in_file(item["loc"], data, absent=kind == "missing")
-    problem, remedy = item["msg"].removeprefix("Value error, "), f"see {_dotted(path[:-1]) or 'the file'} in the schema"
-    if kind == "extra_forbidden":
-        problem, remedy = (
-            f"there is no key {path[-1]!r} here",
-            _nearest(str(path[-1]), _valid_keys(record, path[:-1], data)),
-        )
-    elif kind == "missing":
-        problem, remedy = "the key is missing", f"add `{path[-1]}: …`"
-    elif kind in ("union_tag_invalid", "union_tag_not_found"):
-        tag, expected = item["ctx"]["discriminator"].strip("'"), item["ctx"].get("expected_tags", "")
-        path, problem = (
-            (*path, tag),
-            "the key is missing" if kind.endswith("found") else f"{item['ctx']['tag']!r} is unknown",
-        )
-        remedy = f"use one of {expected}" if expected else f"add `{tag}: …`"
-    elif kind.endswith("_type") or kind == "int_from_float":
-        problem, remedy = f"{_short(value)} is not {_KINDS.get(kind, 'of the right type')}", "correct the value"
-    elif "ctx" in item and value is not None:
-        problem, remedy = f"{_short(value)}: {_decapitalised(problem)}", "use a value that fits"
-    return InputError(file=file, line=_line(lines, path), key=_dotted(path), problem=problem, remedy=remedy)
-
-
-_KINDS = {
-    "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number", "bool_type": "true or false",
-    "string_type": "text", "list_type": "a list", "tuple_type": "a list", "dict_type": "a mapping", "model_type": "a mapping",
-}  # fmt: skip
-
-
-def _decapitalised(text: str) -> str:
-    return text.replace("Input should", "should", 1)
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else text[:57] + "…"
-
-
-def _in_file(loc: Keys, data: Any, *, absent: bool) -> Keys:
-    """A pydantic location without the union tags and class names that the file does not have; the last part is kept if `absent`."""
-    path: list[str | int] = []
-    for position, part in enumerate(loc):
-        last = position == len(loc) - 1
-        inside = (isinstance(data, dict) and part in data) or (isinstance(data, list) and isinstance(part, int))
-        if inside:
-            data = data[part] if isinstance(data, dict) or int(part) < len(data) else None
-        if inside or (absent and last):
-            path.append(part)
-    return tuple(path)
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The record types inside an annotation."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in typing.get_args(annotation):
-        yield from _models(argument)
-
-
-def _valid_keys(record: type[BaseModel], path: Keys, data: Any) -> list[str]:
-    """Keys that a mapping of the file may have, unions narrowed by their tag where the file has one."""
-    models: list[type[BaseModel]] = [record]
-    for part in path:
-        data = data[part]
-        if isinstance(part, int):
-            continue
-        fields = [f for m in models for n, f in m.model_fields.items() if part in (n, f.alias)]
-        models = [found for field in fields for found in _models(field.annotation)] or models
-    for tag in ("name", "dist"):
-        chosen = data.get(tag) if isinstance(data, dict) else None
-        fits = [
-            m for m in models if tag in m.model_fields and chosen in typing.get_args(m.model_fields[tag].annotation)
-        ]
-        models = fits or models
-    return sorted({field.alias or name for m in models for name, field in m.model_fields.items()})
-
-
-def _nearest(key: str, valid: list[str]) -> str:
-    close = difflib.get_close_matches(key, valid, n=1, cutoff=0.6)
-    return f"did you mean `{close[0]}`?" if close else f"the keys here are {', '.join(valid)}"
-
-
-def _line(lines: dict[Keys, int], path: Keys) -> int | None:
-    while path and path not in lines:
-        path = path[:-1]
-    return lines.get(path)
-
-
-def _dotted(path: Keys) -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return text.removeprefix(".")
-
-
-def _split(key: str) -> Iterator[str | int]:
-    """The path of a dotted key; the keys of `place` hold a dot themselves."""
-    for part in re.findall(r"(?:actor|critic|reference|reward)\.(?:generate|train|score)|[^.\[\]]+|\[\d+\]", key):
-        yield int(part[1:-1]) if part.startswith("[") else part
+        raise InputError(file=file, line=line, key=dotted(path), problem=problem, remedy=remedy) from None

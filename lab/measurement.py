@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -12,6 +11,9 @@ from pathlib import Path
 import msgspec
 
 from lab.errors import InputError
+from lab.explain import nearest
+from lab.library import devices
+from lab.load import content
 from lab.model import ModelSpec
 from lab.timeline import Span
 
@@ -53,12 +55,41 @@ OPS |= {
     "head": "LM head or sampler: sequences",
     "attention": "attention of one layer: prefill_chunk, kv_prefill, n_decode, kv_decode (mean context)",
 }
+_PASS = "passes tokens layers linear_flops activations attention_flops"
+_ZERO = "zero1_passes zero2_passes zero3_passes"
+_KV = "heads kv_heads head_dim window kv_bits"
+_NAMES = {
+    "engine_step": f"{_PASS} sequences kv_bytes prefill_steps",
+    "logprob": _PASS,
+    "forward": f"{_PASS} {_ZERO}",
+    "backward": f"{_PASS} {_ZERO}",
+    "optimizer": f"passes parameters {_ZERO}",
+    "update_host": "calls minibatches samples tokens",
+    "gemm": "m n k bits",
+    "context_attention": f"batch tokens prefix {_KV}",
+    "generation_attention": f"batch context {_KV}",
+    "moe": "tokens hidden intermediate topk num_experts tp ep bits",
+    "layer": "tokens",
+    "head": "sequences",
+    "attention": "prefill_chunk kv_prefill n_decode kv_decode",
+}
+_NAMES |= dict.fromkeys(("rollout_host", "score_host", "reward", "advantage"), "calls samples tokens")
+_NAMES |= dict.fromkeys(
+    ("weight_sync", "checkpoint", "checkpoint_read", "dispatch", "engine_start", "engine_sleep", "engine_wake"),
+    "calls bytes",
+)
+_NAMES |= dict.fromkeys(
+    ("grad_sync", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"), "calls bytes ranks"
+)
 LOGGED_STAGES = (
     "gen", "old_log_prob", "ref", "values", "reward", "adv", "update_critic", "update_actor", "reshard",
     "testing", "save_checkpoint",
 )  # fmt: skip
 """timers of a verl step log"""
 OPS |= {f"{stage}_stage": "a whole stage in a step log: steps, tokens" for stage in LOGGED_STAGES}
+_NAMES |= {f"{stage}_stage": "steps tokens" for stage in LOGGED_STAGES}
+QUANTITIES = {op: tuple(_NAMES[op].split()) for op in OPS}
+"""by op: the names that the quantities of a point of it may have"""
 HELD_OUT = "held-out"
 """`source` of measurements that are never fitted: they say how well a fit does on what it has not seen"""
 
@@ -120,7 +151,7 @@ def write_jsonl(measurements: Iterable[Measurement], path: Path) -> None:
 def read_jsonl(path: Path) -> list[Measurement]:
     """The measurements in a file. Raises InputError naming file, line, field and value of the first that is none."""
     found = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(content(path, "a file of measurements").splitlines(), start=1):
         if line.strip():
             found.append(_measurement(line, str(path), number))
     if not found:
@@ -151,14 +182,12 @@ def _measurement(line: bytes, file: str, number: int) -> Measurement:
 def faults(point: Measurement) -> Iterator[tuple[str, object, str]]:
     """What no measurement can hold: (field, value, what is wrong with it)."""
     if point.op not in OPS:
-        close = difflib.get_close_matches(point.op, OPS, n=1)
-        yield (
-            "op",
-            point.op,
-            f"is no op; did you mean {close[0]}?" if close else f"is no op; there are {', '.join(OPS)}",
-        )
-    if not (math.isfinite(point.seconds) and point.seconds >= 0):
-        yield "seconds", point.seconds, "is not a time of 0 s or more"
+        yield "op", point.op, f"is no op; {nearest(point.op, OPS, 'ops')}"
+    if point.device not in devices():
+        yield "device", point.device, f"is not in the device library; {nearest(point.device, devices(), 'devices')}"
+    if not (math.isfinite(point.seconds) and point.seconds > 0):
+        yield "seconds", point.seconds, "is no time above 0 s"
+    yield from _strange(point)
     for name, value in point.quantities.items():
         if not (math.isfinite(value) and value >= 0):
             yield f"quantities.{name}", value, "is not a number of 0 or more"
@@ -166,6 +195,26 @@ def faults(point: Measurement) -> Iterator[tuple[str, object, str]]:
         value = getattr(point, name)
         if not value >= least:
             yield name, value, f"is below {least}"
+
+
+def _strange(point: Measurement) -> Iterator[tuple[str, object, str]]:
+    """Quantities that a point of its op does not have."""
+    known = QUANTITIES.get(point.op, tuple(point.quantities))
+    for name, value in point.quantities.items():
+        if name not in known:
+            yield (
+                f"quantities.{name}",
+                value,
+                f"is of a quantity that {point.op} does not have; it has {', '.join(known)}",
+            )
+
+
+def known_quantities(points: list[Measurement], file: str) -> list[Measurement]:
+    """The same points. Raises InputError naming the first quantity that its op does not have."""
+    for point in points:
+        for field, value, problem in _strange(point):
+            raise InputError(file=file, key=field, problem=f"{value!r} {problem}", remedy=_REMEDY)
+    return points
 
 
 _STAGE_OPS = {

@@ -12,6 +12,8 @@ from lab.records import Record
 
 Role = Literal["actor", "critic", "reference", "reward"]
 Work = Literal["generate", "train", "score"]
+BYTE_WIDE = ("fp8", "int8")
+"""dtypes of weights; what is computed with them, and kept of it, has 16 bits"""
 KvDtype = Literal["float32", "bfloat16", "float16", "fp8"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,12 +13,15 @@ from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator,
 
 from lab.algorithm import LEARNING, Algorithm
 from lab.cluster import Cluster, ClusterChoice, local_cluster
-from lab.hf_config import names_config
+from lab.errors import WrongValue
+from lab.hf_config import names_config, quantized
 from lab.hf_config import read as read_config
+from lab.library import Device, closest, device
 from lab.library import model as library_model
+from lab.library import models as library_models
 from lab.lora import Lora
 from lab.model import Dtype, ModelSpec
-from lab.placement import Generate, Place, Role, Score, Sharing, Train, Work, Worker, ranges
+from lab.placement import BYTE_WIDE, Generate, Place, RewardScore, Role, Score, Sharing, Train, Work, Worker, ranges
 from lab.records import Record
 from lab.units import Bytes
 from lab.workload import Workload
@@ -29,8 +33,18 @@ def _form(value: Any) -> str:
 
 Arch = Annotated[Annotated[str, Tag("named")] | Annotated[ModelSpec, Tag("described")], Discriminator(_form)]
 
-BYTE_WIDE = ("fp8", "int8")
-"""dtypes of weights; what is computed with them, and kept of it, has 16 bits"""
+
+def _config_file(name: str, info: ValidationInfo) -> Path:
+    """The file or folder that `arch` names. Raises WrongValue with the library's model of that name, if any."""
+    places: list[Path] = [(info.context or {}).get("folder", Path()) / name, Path(name)]
+    found = next((place for place in places if place.exists()), None)
+    if found is None:
+        close = [] if name.endswith(".json") else closest(name, library_models())
+        meant = f"did you mean `{'` or `'.join(close)}` of the model library?" if close else ""
+        problem = "no such file beside the scenario or in the working folder"
+        remedy = meant or "name an existing config.json, or a model of the library"
+        raise WrongValue(path=(), problem=problem, remedy=remedy)
+    return found
 
 
 class Model(Record):
@@ -53,15 +67,25 @@ class Model(Record):
     def _read(cls, value: Any, info: ValidationInfo) -> Any:
         """A path is replaced by the shape it holds, so that a scenario and its digest do not depend on other files."""
         if not isinstance(value, str):
+            if value is not None and not isinstance(value, dict | ModelSpec):
+                remedy = "write the name of a model, the path of a config.json, or dimensions (`hidden: …`)"
+                raise WrongValue(path=(), problem="neither a name, nor a path, nor dimensions", remedy=remedy)
             return value
         if not names_config(value):
             library_model(value)
             return value
-        places = [(info.context or {}).get("folder", Path()) / value, Path(value)]
-        found = next((place for place in places if place.exists()), None)
-        if found is None:
-            raise ValueError("no such file beside the scenario or in the working folder; it would be a config.json")
-        return read_config(found)
+        return read_config(_config_file(value, info))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dtype_said(cls, data: Any, info: ValidationInfo) -> Any:
+        """Weights that are published in fewer bits are not taken for the default's without a word."""
+        arch = data.get("arch") if isinstance(data, dict) and "dtype" not in data else None
+        if isinstance(arch, str) and names_config(arch):
+            with suppress(ValueError):  # told with its key by the check of `arch`
+                if told := quantized(_config_file(arch, info)):
+                    raise told
+        return data
 
     @model_validator(mode="after")
     def _one_shape(self) -> Model:
@@ -110,11 +134,14 @@ class Rollout(Record):
     kv_bytes: Bytes | None = Field(
         default=None, gt=0, description="KV cache of each engine in bytes; overrides kv_memory_fraction"
     )
-    block_tokens: int = Field(default=16, ge=1, description="tokens of a KV block (block_size)")
+    block_tokens: int = Field(
+        default=16, ge=1, description="tokens of a KV block (block_size); on GPUs a multiple of 16"
+    )
     prefix_caching: bool = Field(default=True, description="samples of one prompt share its KV blocks")
     async_scheduling: bool | None = Field(
         default=None,
-        description="schedule the next iteration while one is computed; null: as vLLM does, on GPUs but not on a CPU",
+        description="schedule the next iteration while one is computed; simulated as the lag alone: what an iteration "
+        "yields is known one iteration later, whose time stays the same; null: as vLLM does, on GPUs but not on a CPU",
     )
     reserve_full_isl: bool = Field(
         default=True, description="a request joins only where all its known tokens fit (scheduler_reserve_full_isl)"
@@ -188,7 +215,11 @@ class Scenario(Record):
     """One experiment. Batch sizes say in their names whether they count prompts, samples or tokens."""
 
     name: str = Field(
-        min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", json_schema_extra={"effect": "label"}
+        min_length=1,
+        max_length=100,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="letters, digits and . _ - only, the first a letter or digit; runs are kept under it",
+        json_schema_extra={"effect": "label"},
     )
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
     cluster: ClusterChoice = Field(description="`local`: this machine; or sites with nodes, fabric and storage")
@@ -261,7 +292,8 @@ class Scenario(Record):
             turned = devices[start % len(devices) :] + devices[: start % len(devices)]
             for i, group in enumerate(ranges(turned, count, part.parallelism.devices), start=first):
                 found.append(self._worker(f"{role}.{work}[{i}]", role, work, part, group))
-            taken[part.pool] = start + count * part.parallelism.devices
+            if self.claims_devices(part):
+                taken[part.pool] = start + count * part.parallelism.devices
 
         roles, place = self.algorithm.roles, self.place
         for part in place.actor_generate:
@@ -276,18 +308,33 @@ class Scenario(Record):
                 add(role, "train", train, train.data_parallel)
         return {worker.name: worker for worker in found}
 
+    def claims_devices(self, part: Generate | Train | Score) -> bool:
+        """Whether work needs devices of its pool; a reward function among GPUs computes on the host."""
+        function = isinstance(part, RewardScore) and part.kind == "function"
+        return not (function and self.device_of(part.pool).kind == "gpu")
+
+    def device_of(self, pool: str) -> Device:
+        """What the devices of a pool are; a pool lies on one node."""
+        return device(self.hardware.node_of(self.devices[pool][0]).device)
+
     def _worker(
         self, name: str, role: Role, work: Work, part: Generate | Train | Score, devices: tuple[str, ...]
     ) -> Worker:
         chosen: Model | None = getattr(self.models, role)
         own = chosen.dtype if chosen is not None else "float32"  # a reward function has no model
-        kept = (part.kv_dtype if isinstance(part, Generate) else None) or (own if own not in BYTE_WIDE else "bfloat16")
+        said = part.kv_dtype if isinstance(part, Generate) else None
+        kept = said or (own if own not in BYTE_WIDE else self._wide(part.pool))
         dtype = None if isinstance(part, Train) else part.dtype
         speed = part.speed if isinstance(part, Generate) else 1.0
         return Worker.model_construct(
             name=name, role=role, work=work, pool=part.pool, devices=devices, threads=part.threads,
             parallelism=part.parallelism, dtype=dtype or own, kv_dtype=kept, speed=speed,
         )  # fmt: skip
+
+    def _wide(self, pool: str) -> str:
+        """What 8-bit weights are computed with: bfloat16 where the device has it."""
+        kept = self.device_of(pool)
+        return "float16" if kept.kind == "gpu" and "bfloat16" not in kept.flops else "bfloat16"
 
     def train(self, role: str) -> Train:
         """How a role is trained. Raises ValueError where it is not."""

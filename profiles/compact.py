@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from profiles.curve import Curve, Floats
-from profiles.kernels import COMPUTES, LAUNCH_S, MEMORY_EFFICIENCY, WIDTH, Peaks, prefix_share
+from profiles.kernels import COMPUTES, LAUNCH_S, MEMORY_EFFICIENCY, WIDTH, Peaks, prefix_share, wide
 from profiles.profile import Profile
 
 ATTENTION_S, MOE_S = 8.0e-6, 10.0e-6
@@ -34,9 +34,10 @@ def context_reference(
 ) -> Floats:
     """Causal attention of whole prompts: 4·d FLOPs for each pair, queries, keys, values and outputs moved once."""
     tokens, problems, per_key = (np.asarray(x, dtype=float) for x in (tokens, problems, per_key))
+    computes = "float32" if kv_dtype == "float32" else "bfloat16"
     flops = 4.0 * head_dim * problems * tokens * (tokens + 1) / 2
-    moved = tokens * problems * head_dim * (4.0 + 2 * WIDTH[kv_dtype] / per_key)
-    return np.asarray(ATTENTION_S + np.maximum(flops / peaks.of("bfloat16"), moved / peaks.bandwidth))
+    moved = tokens * problems * head_dim * (2 * wide(kv_dtype) + 2 * WIDTH[kv_dtype] / per_key)
+    return np.asarray(ATTENTION_S + np.maximum(flops / peaks.of(computes), moved / peaks.bandwidth))
 
 
 def generation_reference(
@@ -44,7 +45,7 @@ def generation_reference(
 ) -> Floats:
     """One new token each: keys and values are read once, queries and outputs moved once."""
     context, problems, per_key = (np.asarray(x, dtype=float) for x in (context, problems, per_key))
-    moved = problems * head_dim * (2.0 * WIDTH[kv_dtype] * context + 4.0 * per_key)
+    moved = problems * head_dim * (2.0 * WIDTH[kv_dtype] * context + 2 * wide(kv_dtype) * per_key)
     return np.asarray(ATTENTION_S + moved / peaks.bandwidth)
 
 
@@ -62,14 +63,17 @@ def peaks_of(profile: Profile) -> Peaks:
 
     kept = profile.source.get("peaks")
     if kept:
-        return Peaks(flops={name: float(x) for name, x in kept["flops"].items()}, bandwidth=float(kept["bandwidth"]))
+        single = device(profile.device).flops["float32"]
+        flops = {"float32": single} | {name: float(x) for name, x in kept["flops"].items()}
+        return Peaks(flops=flops, bandwidth=float(kept["bandwidth"]))
     return library_peaks(device(profile.device).flops, device(profile.device).memory_bandwidth)
 
 
 def library_peaks(flops: dict[str, float], bandwidth: float) -> Peaks:
     half = flops.get("bfloat16") or flops.get("float16") or flops["float32"]
     eight = flops.get("fp8", half)
-    return Peaks(flops={"bfloat16": half, "fp8": eight, "nvfp4": flops.get("fp4", eight)}, bandwidth=bandwidth)
+    found = {"float32": flops["float32"], "bfloat16": half, "fp8": eight, "nvfp4": flops.get("fp4", eight)}
+    return Peaks(flops=found, bandwidth=bandwidth)
 
 
 @dataclass(eq=False)
@@ -94,7 +98,9 @@ class CompactKernels:
         widest, deepest = curve.ranges["n"].high, curve.ranges["k"].high
         parts_n, parts_k = np.ceil(n / widest), np.ceil(k / deepest)
         n_part, k_part = n / parts_n, k / parts_k
-        times = curve.at(m=m, n=n_part, k=k_part) * gemm_reference(self.peaks, stands, m, n_part, k_part)
+        times = curve.at(m=m, n=n_part, k=k_part) * gemm_reference(
+            self.peaks, _priced(dtype, stands), m, n_part, k_part
+        )
         return np.asarray(parts_n * parts_k * self._asked("gemm", curve, times, m=m))
 
     def context_attention(
@@ -113,7 +119,7 @@ class CompactKernels:
     def _prompt(self, problems: Floats, tokens: Floats, per_key: float, head_dim: int, kv_dtype: str) -> Floats:
         stands, dim, curve = self._attention_curve("context_attention", kv_dtype, head_dim)
         inside = np.clip(tokens, 1.0, curve.ranges["tokens"].high)
-        reference = context_reference(self.peaks, stands, dim, inside, problems, per_key)
+        reference = context_reference(self.peaks, _priced(kv_dtype, stands), dim, inside, problems, per_key)
         times = curve.at(tokens=inside, problems=problems, per_key=per_key) * reference
         return np.asarray(times * (np.maximum(tokens, 1.0) / inside) ** 2 * head_dim / dim)
 
@@ -125,7 +131,7 @@ class CompactKernels:
         stands, dim, curve = self._attention_curve("generation_attention", kv_dtype, head_dim)
         read = np.maximum(np.minimum(context, window) if window else context, 1.0)
         problems, per_key = np.maximum(batch, 1.0) * kv_heads, heads / kv_heads
-        reference = generation_reference(self.peaks, stands, dim, read, problems, per_key)
+        reference = generation_reference(self.peaks, _priced(kv_dtype, stands), dim, read, problems, per_key)
         times = curve.at(context=read, problems=problems, per_key=per_key) * reference * head_dim / dim
         return np.where(batch <= 0, 0.0, times)
 
@@ -136,7 +142,7 @@ class CompactKernels:
         rows = np.maximum(np.asarray(tokens, dtype=float), 1.0) * topk / num_experts
         sizes = {"experts": num_experts / ep, "matrix": hidden * intermediate / tp}
         stands, curve = self._moe_curve(dtype)
-        reference = moe_reference(self.peaks, stands, rows, sizes["experts"], sizes["matrix"])
+        reference = moe_reference(self.peaks, _priced(dtype, stands), rows, sizes["experts"], sizes["matrix"])
         if curve is None:
             self.notes.add("experts were not measured: their roofline stands for them")
             return reference / MEMORY_EFFICIENCY
@@ -166,9 +172,7 @@ class CompactKernels:
             return self.collective("all_reduce", size, ranks, graph=True)
         self.notes.add(f"{op} was not measured: a ring over the device's link stands for it")
         wire = link(device(self.profile.device).default_link)
-        passes = 2 if "all_reduce" in op else 1
-        steps = passes * (ranks - 1)
-        return np.asarray(steps * (np.asarray(size, dtype=float) / ranks / wire.bandwidth + wire.latency))
+        return ring(op, size, ranks, wire.bandwidth, wire.latency)
 
     def memory_bound(self, size: ArrayLike) -> Floats:
         return np.asarray(LAUNCH_S + np.asarray(size, dtype=float) / (self.peaks.bandwidth * MEMORY_EFFICIENCY))
@@ -193,14 +197,15 @@ class CompactKernels:
         order = [dtype, COMPUTES.get(dtype, dtype), "fp8_block" if WIDTH[dtype] == 1 else dtype, "bfloat16", *known]
         stands = next(name for name in order if name in known)
         if stands != dtype and dtype != "float16":
-            self.notes.add(f"no {kind} in {dtype} was measured: {stands} stands for it")
+            scaled = ", slower by the ratio of their rooflines" if dtype == "float32" else ""
+            self.notes.add(f"no {kind} in {dtype} was measured: {stands} stands for it{scaled}")
         return stands, self.profile.kernels[known[stands]]
 
     def _attention_curve(self, kind: str, kv_dtype: str, head_dim: int) -> tuple[str, int, Curve]:
         """Cache format, head size and curve that stand for the asked ones."""
         keys = [name.split(".")[1:] for name in self._named(kind)]
         formats = {key[0] for key in keys}
-        wanted = {"float16": "bfloat16", "int8": "fp8", "float32": "bfloat16"}.get(kv_dtype, kv_dtype)
+        wanted = {"float16": "bfloat16", "int8": "fp8"}.get(kv_dtype, kv_dtype)
         stands = wanted if wanted in formats else "bfloat16" if "bfloat16" in formats else sorted(formats)[0]
         dim = min((int(key[1]) for key in keys if key[0] == stands), key=lambda own: abs(np.log(own / head_dim)))
         if stands != wanted or dim != head_dim:
@@ -208,6 +213,17 @@ class CompactKernels:
                 f"no {kind} with a {wanted} cache and heads of {head_dim} was measured: {stands}, {dim} stand"
             )
         return stands, dim, self.profile.kernels[f"{kind}.{stands}.{dim}"]
+
+
+def ring(op: str, size: ArrayLike, ranks: int, bandwidth: float, latency: float) -> Floats:
+    """Seconds of a collective in a ring of links (Thakur et al. 2005); an all-reduce goes round twice."""
+    steps = (2 if "all_reduce" in op else 1) * (ranks - 1)
+    return np.asarray(steps * (np.asarray(size, dtype=float) / ranks / bandwidth + latency))
+
+
+def _priced(dtype: str, stands: str) -> str:
+    """The format whose roofline carries a curve: float32 is no other format's equal, whichever stands for it."""
+    return "float32" if dtype == "float32" else stands
 
 
 def _windowed(tokens: Floats, window: int) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.placement import Worker
@@ -39,6 +40,7 @@ class CostModel:
         self._tables: dict[str, EngineTable] = {}
         self._asked = dict.fromkeys(profiles, 0.0)
         self._extrapolated = dict.fromkeys(profiles, 0.0)
+        self._notes: dict[str, set[str]] = {device: set() for device in profiles}
         self._unmeasured: dict[str, set[str]] = {device: set() for device in profiles}
 
     def op(self, worker: Worker, op: str, quantities: Mapping[str, float]) -> Cost:
@@ -55,7 +57,8 @@ class CostModel:
     def engine_table(self, worker: Worker) -> EngineTable:
         """Times of a rollout engine's iterations, for one of its data-parallel copies.
 
-        From what was fitted on this device kind, else from its profile's kernels, else from the datasheet.
+        From what was fitted on this device kind, else from its profile's kernels (which may be a relative's), else from
+        the datasheet.
         """
         if worker.name not in self._tables:
             self._tables[worker.name] = self._engine_table(worker)
@@ -68,7 +71,9 @@ class CostModel:
         if (fitted := profile.ops.get("engine_step")) is not None:
             return tables.of_fit(layout, fitted, measured=self._known[worker.name])
         if kernels := tables.kernels_of(profile):
-            return tables.of_kernels(layout, kernels)
+            table = tables.of_kernels(layout, kernels)
+            self._notes[profile.device] |= {*kernels.notes, *(profile.notes if profile.kind == "datasheet" else ())}
+            return table if profile.kind == "measured" else replace(table, measured=False)
         return self._roofline.engine_table(worker)
 
     def iterations(self, worker: Worker, seconds: float, ends: tuple[Iteration, Iteration]) -> Cost:
@@ -99,7 +104,10 @@ class CostModel:
         return steps[below] + (steps[above] - steps[below]) * (min(neighbours, len(steps) - 1) - below)
 
     def header_profiles(self) -> dict[str, Any]:
-        """What a timeline's header says of the profiles: name, share of the asked time extrapolated, ops unmeasured."""
+        """What a timeline's header says of the profiles: name, share of the asked time extrapolated, ops unmeasured.
+
+        `notes`, where there are any: which kernels stand for others that were not measured.
+        """
         return {
             device: {
                 "name": profile.name,
@@ -107,6 +115,7 @@ class CostModel:
                 "extrapolated_share": self._extrapolated[device] / self._asked[device] if self._asked[device] else 0.0,
                 "unmeasured": sorted(self._unmeasured[device]),
             }
+            | ({"notes": sorted(self._notes[device])} if self._notes[device] else {})
             for device, profile in self._profiles.items()
         }
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, field_serializer, field_validator, model_validator
 
+from lab.errors import WrongValue
 from lab.records import Record
 
 Floats = NDArray[np.float64]
@@ -25,6 +26,12 @@ class Range(Record):
 
     low: float
     high: float
+
+    def check(self, *place: str) -> None:
+        """Raises WrongValue, at this place of the record that holds the range, where it is empty."""
+        if not self.low <= self.high:
+            problem = f"the range of {place[-1]} is empty: low is {self.low!r}, high is {self.high!r}"
+            raise WrongValue(path=(*place, "low"), problem=problem, remedy="write the smaller one as `low`")
 
 
 class Curve(Record):
@@ -54,14 +61,14 @@ class Curve(Record):
         """A text of numbers: thousands of them read and write fifty times faster than a list in YAML."""
         if not isinstance(given, str):
             return given
-        return tuple(_number(word) for word in given.split())
+        return _words(given)
 
     @field_validator("axes", mode="before")
     @classmethod
     def _rows(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        return {name: cls._numbers(axis) for name, axis in given.items()}
+        return {name: _axis(name, axis) for name, axis in given.items()}
 
     @field_serializer("values")
     def _text(self, values: tuple[float, ...]) -> str:
@@ -74,22 +81,21 @@ class Curve(Record):
     @model_validator(mode="after")
     def _possible(self) -> Curve:
         for name, axis in self.axes.items():
-            if not axis or any(not 0 < x < math.inf for x in axis):
-                raise ValueError(f"axis {name} must hold sizes above 0")
-            if any(a >= b for a, b in pairwise(axis)):
-                raise ValueError(f"axis {name} does not rise")
+            _rising(name, axis)
         wanted = math.prod(len(axis) for axis in self.axes.values())
         if len(self.values) != wanted:
-            raise ValueError(f"there are {len(self.values)} values where the axes make {wanted}")
-        wrong = [value for value in self.values if not 0 < value < math.inf]
-        if wrong:
-            raise ValueError(f"the value {wrong[0]} is no time: each must be a number above 0")
+            sizes = " × ".join(f"{len(axis)} of {name}" for name, axis in self.axes.items())
+            problem = f"there are {len(self.values)} values where the axes make {wanted}"
+            raise WrongValue(path=("values",), problem=problem, remedy=f"write a value for each size: {sizes}")
+        for number, value in enumerate(self.values, start=1):
+            if not 0 < value < math.inf:
+                problem = f"the value {value} is no time (it is number {number}): each must be a number above 0"
+                raise WrongValue(path=("values",), problem=problem, remedy="measure it again, or fit without it")
         for name in self.axes:
-            span = self.ranges.get(name)
-            if span is None:
-                raise ValueError(f"the range of {name} is missing")
-            if not span.low <= span.high:
-                raise ValueError(f"the range of {name} is empty: low is {span.low}, high is {span.high}")
+            if name not in self.ranges:
+                remedy = f"add `{name}: {{low: …, high: …}}`"
+                raise WrongValue(path=("ranges", name), problem=f"the range of {name} is missing", remedy=remedy)
+            self.ranges[name].check("ranges", name)
         return self
 
     @cached_property
@@ -129,8 +135,33 @@ def cell(axis: Floats, x: Floats) -> tuple[NDArray[np.int64], Floats]:
     return low, np.clip((x - axis[low]) / (axis[low + 1] - axis[low]), 0.0, 1.0)
 
 
-def _number(word: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        raise ValueError(f"{word!r} is no number") from None
+def _axis(name: str, given: Any) -> Any:
+    return _words(given, name) if isinstance(given, str) else given
+
+
+def _words(text: str, *place: str) -> tuple[float, ...]:
+    """The numbers in a text. Raises WrongValue naming the first word that is none, and its position."""
+    found = []
+    for number, word in enumerate(text.split(), start=1):
+        try:
+            found.append(float(word))
+        except ValueError:
+            found.append(math.nan)
+        if not math.isfinite(found[-1]):
+            problem = f"{word!r} is no finite number (it is number {number})"
+            raise WrongValue(path=place, problem=problem, remedy="write numbers with spaces between them")
+    return tuple(found)
+
+
+def _rising(name: str, axis: tuple[float, ...]) -> None:
+    """Raises WrongValue for an axis that holds no sizes or falls."""
+    for number, size in enumerate(axis, start=1):
+        if not 0 < size < math.inf:
+            problem = f"axis {name} must hold sizes above 0, and number {number} is {size:g}"
+            raise WrongValue(path=("axes", name), problem=problem, remedy="leave it out, with its values")
+    if not axis:
+        raise WrongValue(path=("axes", name), problem=f"axis {name} must hold sizes above 0", remedy="add one")
+    for low, high in pairwise(axis):
+        if low >= high:
+            problem = f"axis {name} does not rise: {high:g} follows {low:g}"
+            raise WrongValue(path=("axes", name), problem=problem, remedy="write every size once, smallest first")

@@ -34,21 +34,40 @@ def table(layout: Layout) -> EngineTable:
         token_seconds=np.array([token_seconds(layout, float(n)) for n in tokens]),
         sequence_grid=sequences,
         sequence_seconds=np.array([sequence_seconds(layout, float(n)) for n in sequences]),
-        step_s=roofline.ENGINE_STEP_S[kind] * layout.worker.parallelism.pipeline,
-        sequence_s=roofline.ENGINE_SEQUENCE_S,
+        step_s=_step_seconds(layout),
+        sequence_s=roofline.ENGINE_SEQUENCE_S[kind],
+        prefill_step_s=roofline.ENGINE_PREFILL_LAYER_S[kind] * layout.spec.layers,
         **_attention(layout),
     )
 
 
 def seconds(layout: Layout, q: Mapping[str, float]) -> float:
     """One iteration with the quantities of `engine_step`, those of all copies together."""
-    spread = layout.worker.parallelism
-    host = roofline.ENGINE_STEP_S[layout.device.kind] * spread.pipeline + roofline.ENGINE_SEQUENCE_S * q["sequences"]
+    spread, kind = layout.worker.parallelism, layout.device.kind
+    host = _step_seconds(layout) + roofline.ENGINE_SEQUENCE_S[kind] * q["sequences"]
+    host += roofline.ENGINE_PREFILL_LAYER_S[kind] * layout.spec.layers * min(1.0, q.get("prefill_steps", 0.0))
     products = token_seconds(layout, q["tokens"] / spread.data)
     products += sequence_seconds(layout, q["sequences"] / spread.data)
     arithmetic = q["attention_flops"] / (_attention_flops(layout) * len(layout.worker.devices))
-    read = q["kv_bytes"] * _kept_twice(layout) / (roofline.streaming(layout) * len(layout.worker.devices))
+    read = q["kv_bytes"] * _kept_twice(layout) / (_streaming(layout) * len(layout.worker.devices))
     return host + products + arithmetic + read
+
+
+def _step_seconds(layout: Layout) -> float:
+    """What an iteration takes whatever is in it: the host's time for each stage, and the small kernels of all layers."""
+    kind = layout.device.kind
+    host = roofline.ENGINE_STEP_S[kind] * layout.worker.parallelism.pipeline
+    return host + roofline.ENGINE_LAYER_S[kind] * layout.spec.layers
+
+
+def _streaming(layout: Layout) -> float:
+    """Bytes per second at which an engine's kernels read weights, keys and values on one device."""
+    return layout.device.memory_bandwidth * roofline.ENGINE_MEMORY_EFFICIENCY[layout.device.kind]
+
+
+def _computing(layout: Layout, dtype: str | None = None) -> float:
+    """FLOP/s of an engine's kernels on one device."""
+    return roofline.peak(layout, dtype) * roofline.DECODE_EFFICIENCY[layout.device.kind]
 
 
 def token_seconds(layout: Layout, tokens: float) -> float:
@@ -76,15 +95,15 @@ def sequence_seconds(layout: Layout, sequences: float) -> float:
 
 def _products(layout: Layout, parameters: float, tokens: float, read: float) -> float:
     """Seconds of `tokens` rows by matrices of one device, whose weights are `read` bytes."""
-    arithmetic = 2 * parameters * tokens / (roofline.peak(layout) * roofline.DECODE_EFFICIENCY)
-    return max(arithmetic, read / roofline.streaming(layout))
+    arithmetic = 2 * parameters * tokens / _computing(layout)
+    return max(arithmetic, read / _streaming(layout))
 
 
 def _attention(layout: Layout) -> dict[str, Any]:
     """The attention part of the table: two constants where it is linear in the context, else a grid."""
     spec, spread = layout.spec, layout.worker.parallelism
     devices = spread.tensor * spread.pipeline
-    flops, bandwidth = _attention_flops(layout) * devices, roofline.streaming(layout) * devices
+    flops, bandwidth = _attention_flops(layout) * devices, _streaming(layout) * devices
     kept = _kept_twice(layout)
     if spec.mla is None and spec.sliding_window is None:
         read = spec.kv_bytes_per_token(layout.worker.kv_dtype) * kept / bandwidth
@@ -113,7 +132,7 @@ def _attention(layout: Layout) -> dict[str, Any]:
 
 def _attention_flops(layout: Layout) -> float:
     """FLOP/s of one device in attention, which computes in 16 bits or more."""
-    return roofline.peak(layout, layout.activations) * roofline.DECODE_EFFICIENCY
+    return _computing(layout, layout.activations)
 
 
 def _kept_twice(layout: Layout) -> float:
@@ -124,7 +143,7 @@ def _kept_twice(layout: Layout) -> float:
 
 def _grid(layout: Layout, last: int) -> Floats:
     """Counts of tokens or sequences: doubling, with three more steps where work overtakes the reading of weights."""
-    knee = roofline.peak(layout) * roofline.DECODE_EFFICIENCY / roofline.streaming(layout)
+    knee = _computing(layout) / _streaming(layout)
     knee *= DTYPE_BYTES[layout.worker.dtype] / 2 * layout.worker.parallelism.pipeline
     powers = [float(2**i) for i in range(int(np.ceil(np.log2(last))) + 1)]
     return np.unique([0.0, *powers, *(x for x in (0.7 * knee, knee, 1.4 * knee) if x < powers[-1])])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiles.iteration import EngineTable, Floats
-from profiles.kernels import WIDTH
+from profiles.kernels import WIDTH, wide
 
 if TYPE_CHECKING:
     from lab.model import ModelSpec
@@ -80,6 +80,11 @@ class Build:
         before_products = 2 * (alone and not self.fused_reductions)
         return before_products + alone + (not self.fusion.attention_quant)
 
+    @property
+    def wide(self) -> float:
+        """Bytes of an activation."""
+        return wide(self.dtype)
+
     def share(self, size: int) -> int:
         """The part of a size that one rank holds, rounded up."""
         return -(-size // self.tensor_parallel)
@@ -122,7 +127,7 @@ def token_seconds(build: Build, tokens: Floats) -> Floats:
     total = total + (spec.layers - moe_layers) * mlp(build, tokens, spec.intermediate)
     if moe_layers:
         total = total + moe_layers * experts(build, tokens)
-    width = tokens * spec.hidden * BF16
+    width = tokens * spec.hidden * build.wide
     reductions = 2 * spec.layers + 1  # after attention and after the MLP; one for the sharded embedding
     op = "fused_all_reduce" if build.fused_reductions else "all_reduce"
     total = total + reductions * k.collective(op, width, build.tensor_parallel)
@@ -150,7 +155,7 @@ def mlp(build: Build, tokens: Floats, intermediate: int) -> Floats:
     own = build.share(intermediate)
     wide = (2 if spec.gated else 1) * own
     products = k.gemm(build.dtype, tokens, wide, spec.hidden) + k.gemm(build.dtype, tokens, spec.hidden, own)
-    return products + k.memory_bound(tokens * (wide + own) * BF16)
+    return products + k.memory_bound(tokens * (wide + own) * build.wide)
 
 
 def experts(build: Build, tokens: Floats) -> Floats:
@@ -164,7 +169,7 @@ def experts(build: Build, tokens: Floats) -> Floats:
         max(1, devices // ep), ep,
     )  # fmt: skip
     if build.data_parallel > 1:
-        width = met * spec.hidden * BF16
+        width = met * spec.hidden * build.wide
         routed = routed + k.collective("all_gather", width, devices) + k.collective("reduce_scatter", width, devices)
     router = k.gemm("bfloat16", tokens, moe.num_experts, spec.hidden)
     shared = mlp(build, tokens, moe.shared_intermediate) if moe.shared_intermediate else 0.0
@@ -175,11 +180,11 @@ def small_kernels(build: Build, tokens: Floats) -> Floats:
     """Norms with their residual (read two, write two), rotary embedding, norms of queries and keys, cache, quantising."""
     spec, k = build.spec, build.kernels
     hidden, kv_width = tokens * spec.hidden, WIDTH[build.kv_dtype]
-    norms = 0.0 if build.fused_reductions else spec.norms_per_layer * k.memory_bound(4 * hidden * BF16)
+    norms = 0.0 if build.fused_reductions else spec.norms_per_layer * k.memory_bound(4 * hidden * build.wide)
     keys = 2 * tokens * build.share(spec.kv_heads) * spec.head_dim
-    rotary = k.memory_bound(2 * (tokens * build.share(spec.heads) * spec.head_dim + keys) * BF16)
-    cache = k.memory_bound(keys * (BF16 + kv_width))
-    quantising = build.quantising * k.memory_bound(hidden * (BF16 + WIDTH[build.dtype]))
+    rotary = k.memory_bound(2 * (tokens * build.share(spec.heads) * spec.head_dim + keys) * build.wide)
+    cache = k.memory_bound(keys * (build.wide + kv_width))
+    quantising = build.quantising * k.memory_bound(hidden * (build.wide + WIDTH[build.dtype]))
     return norms + rotary * (2 if spec.qk_norm else 1) + cache + quantising
 
 
@@ -188,7 +193,7 @@ def sequence_seconds(build: Build, sequences: Floats) -> Floats:
     spec, k = build.spec, build.kernels
     logits = sequences * spec.vocabulary
     head = k.gemm(build.head_dtype, np.maximum(sequences, 1), build.share(spec.vocabulary), spec.hidden)
-    gather = k.collective("all_gather", logits * BF16, build.tensor_parallel)
+    gather = k.collective("all_gather", logits * build.wide, build.tensor_parallel)
     sampling = k.memory_bound(4 * logits * 4.0)
     return np.where(sequences > 0, head + gather + sampling, 0.0)
 

@@ -8,6 +8,7 @@ sums of formulas, so that measures that work on the same bytes are not counted t
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +36,12 @@ class Measure:
     key: str
     value: Any
     role: str = ""
+
+    @property
+    def yaml_key(self) -> str:
+        """The key as a scenario file spells it: place.actor.train.offload, place.actor.generate[0].tensor_parallel."""
+        path = re.sub(r"^place/([a-z]+)_(train|score|generate)", r"place/\1/\2", self.key)
+        return re.sub(r"/(\d+)", r"[\1]", path).replace("/", ".")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +256,7 @@ def possible_measures(scenario: Scenario) -> Iterator[Measure]:
     if rollout.max_num_seqs > 1:
         half = rollout.max_num_seqs // 2
         yield Measure(label=f"{half} sequences at once in an engine", key="rollout/max_num_seqs", value=half)
-    for rule in (_tensor, _adapters):
+    for rule in (_tensor, _merged, _adapters):
         yield from rule(scenario)
 
 
@@ -316,6 +323,19 @@ def _tensor(scenario: Scenario) -> Iterator[Measure]:
         parts.append(("engines", "place/actor_generate/0/tensor_parallel", engine.tensor_parallel))
     for who, key, width in parts:
         yield Measure(label=f"tensor parallelism {2 * width} of the {who}", key=key, value=2 * width, role=who)
+
+
+def _merged(scenario: Scenario) -> Iterator[Measure]:
+    """Fewer and wider engines on the same devices."""
+    placed = scenario.place.actor_generate
+    for i, part in enumerate(placed):
+        for times in (2, 4, 8):
+            if part.engines % times == 0:
+                wider = {"engines": part.engines // times, "tensor_parallel": part.tensor_parallel * times}
+                label = f"{wider['engines']} engines of tensor parallelism {wider['tensor_parallel']}"
+                label += f" on {part.pool} instead of {part.engines} of {part.tensor_parallel}"
+                value = (*placed[:i], part.model_copy(update=wider), *placed[i + 1 :])
+                yield Measure(label=label, key="place/actor_generate", value=value, role="engines")
 
 
 def _adapters(scenario: Scenario) -> Iterator[Measure]:

@@ -63,8 +63,17 @@ class Serving:
         if self.kv_bytes is not None:
             # A size given for the engine is divided over its ranks.
             return max(2, int(self.kv_bytes // (self.block_bytes * self.tensor * self.pipeline * self.data)))
-        left = self.fraction * self.capacity_bytes - sum(_beside(self).values())
-        return max(2, int(left // self.block_bytes))
+        return max(2, int(self.room_bytes // self.block_bytes))
+
+    @property
+    def beside(self) -> dict[str, float]:
+        """What one device holds beside the KV cache, by consumer, in bytes."""
+        return _beside(self)
+
+    @property
+    def room_bytes(self) -> float:
+        """What the fraction of one device leaves for KV; below zero where the rest alone is too large."""
+        return self.fraction * self.capacity_bytes - sum(self.beside.values())
 
 
 def serving(engine: Serving) -> Footprint:

@@ -30,6 +30,9 @@ LIVE_NUMBERS = 1e9
 """stage3_max_live_parameters, DeepSpeed's default: parameters gathered at once under stage 3."""
 MOMENTS_BYTES = 8.0
 """Adam's two moments in fp32, per trained parameter."""
+HOST_STATE_BYTES = 16.0
+"""In host memory per offloaded parameter: fp32 master, both moments and the fp32 gradient (DeepSpeed's memory estimator
+for ZeRO-2 with offload, without the factor 1.5 that it proposes for buffers)."""
 LOGITS_FP32_COPIES = 4
 """fp32 arrays of logits at once with an unfused loss: the logits, their log-softmax, and both gradients."""
 FOREACH_BYTES = 4.0
@@ -107,6 +110,14 @@ class Training:
     def sends_gradients(self) -> bool:
         """Whether gradients leave the device bucket by bucket, as ZeRO-Offload does from stage 2 on (Ren et al. 2021)."""
         return self.offload != "none" and self.zero_stage >= 2
+
+    @property
+    def host_bytes(self) -> float:
+        """What one rank's offloaded states take in the memory of its host."""
+        if self.offload == "none":
+            return 0.0
+        weights = self.left(3, trained=False) * size_of(self.persistent) if self.offload == "all" else 0.0
+        return weights + self.left(1, trained=True) * HOST_STATE_BYTES
 
     @property
     def ranks(self) -> int:

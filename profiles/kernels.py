@@ -31,6 +31,11 @@ LAUNCH_S = 2.0e-6
 """what the smallest kernel takes inside a CUDA graph; the smallest measured GEMMs take 1.7-2.5 us"""
 
 
+def wide(dtype: str) -> float:
+    """Bytes of an activation beside weights of a format: those of float32, else of 16 bits."""
+    return max(2.0, WIDTH[dtype])
+
+
 class Kernels(Protocol):
     """Times of single calls on one device. Arrays broadcast; `notes` collects what was asked beyond measurements."""
 
@@ -83,14 +88,17 @@ class Peaks:
     bandwidth: float
 
     def of(self, dtype: str) -> float:
-        """FLOP/s of the units that compute a stored format; a format without units runs at the bfloat16 rate."""
+        """FLOP/s of the units that compute a stored format; a format without units runs at the bfloat16 rate.
+
+        float32 is that of the vector units: torch does not round its matrix products to TF32 unless asked.
+        """
         return self.flops.get(COMPUTES.get(dtype, dtype), self.flops["bfloat16"])
 
     def gemm(self, dtype: str, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Floats:
-        """Roofline: the larger of arithmetic and of moving both inputs and the 16-bit result once."""
+        """Roofline: the larger of arithmetic and of moving both inputs and the result once, of 16 bits or of float32."""
         m, n, k = (np.asarray(x, dtype=float) for x in (m, n, k))
         inputs = WIDTH[COMPUTES.get(dtype, dtype)]
-        moved = inputs * m * k + WIDTH[dtype] * n * k + 2.0 * m * n
+        moved = inputs * m * k + WIDTH[dtype] * n * k + wide(dtype) * m * n
         return np.asarray(np.maximum(2 * m * n * k / self.of(dtype), moved / self.bandwidth))
 
     def moe(self, dtype: str, tokens: ArrayLike, shape: dict[str, int]) -> Floats:
@@ -104,7 +112,7 @@ class Peaks:
         hit = shape["num_experts"] / shape["ep"] * (1 - (1 - share) ** tokens)
         matrices = 3.0 * shape["hidden"] * shape["intermediate"] / shape["tp"]
         here = tokens * shape["topk"] / shape["ep"]
-        moved = hit * matrices * WIDTH[dtype] + 4.0 * tokens * shape["hidden"]
+        moved = hit * matrices * WIDTH[dtype] + 2 * wide(dtype) * tokens * shape["hidden"]
         return np.asarray(np.maximum(2 * here * matrices / self.of(dtype), moved / self.bandwidth))
 
 

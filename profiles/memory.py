@@ -31,6 +31,7 @@ class PoolMemory:
         workers: what each worker on it holds there, by the worker's name.
         peaks: bytes on every device of the pool, as the pool is shared.
         short: what an engine on the pool cannot hold, in words; empty where every engine holds the longest sequence.
+        host_bytes: what states that the pool's trainers offload take in the host memory of its fullest machine.
     """
 
     pool: str
@@ -40,6 +41,7 @@ class PoolMemory:
     workers: Mapping[str, Footprint]
     peaks: Mapping[str, float]
     short: str = ""
+    host_bytes: float = 0.0
 
     @property
     def sum_bytes(self) -> float:
@@ -133,9 +135,26 @@ def _fullest(
     needed = {device: together(how, held.get(device, {})) for device in devices}
     fullest = max(devices, key=lambda device: needed[device])
     return PoolMemory(
-        pool=pool, device=fullest, capacity_bytes=_device(scenario, fullest).memory_bytes, how=how,
-        workers=held.get(fullest, {}), peaks=needed, short=short,
+        pool=pool, device=fullest, capacity_bytes=capacity_bytes(_device(scenario, fullest)), how=how,
+        workers=held.get(fullest, {}), peaks=needed, short=short, host_bytes=host_bytes(scenario, pool),
     )  # fmt: skip
+
+
+def capacity_bytes(device: Device) -> float:
+    """What programs can have of a device's memory: what its driver leaves them where that is known, else all of it."""
+    return float(device.usable_bytes or device.memory_bytes)
+
+
+def host_bytes(scenario: Scenario, pool: str) -> float:
+    """Bytes of host memory that the trainers of a pool need for what they offload, on the machine with most of it."""
+    by_machine: dict[str, float] = {}
+    for worker in scenario.workers.values():
+        if worker.pool == pool and worker.work == "train":
+            each = _training(scenario, worker).host_bytes
+            for device in worker.devices:
+                machine = scenario.hardware.machine_of(device)
+                by_machine[machine] = by_machine.get(machine, 0.0) + each
+    return max(by_machine.values(), default=0.0)
 
 
 def _device(scenario: Scenario, device: str) -> Device:
@@ -148,7 +167,7 @@ def _engine(scenario: Scenario, worker: Worker) -> Serving:
     spec = scenario.spec("actor")
     return Serving(
         spec=spec, dtype=worker.dtype, kv_dtype=wide(worker.kv_dtype) if worker.kv_dtype == "int8" else worker.kv_dtype,
-        capacity_bytes=device.memory_bytes, device_kind=device.kind,
+        capacity_bytes=capacity_bytes(device), device_kind=device.kind,
         fraction=rollout.kv_memory_fraction, kv_bytes=rollout.kv_bytes, block_tokens=rollout.block_tokens,
         max_num_seqs=rollout.max_num_seqs, max_num_batched_tokens=rollout.max_num_batched_tokens,
         tensor=spread.tensor, pipeline=spread.pipeline, data=spread.data,
@@ -181,6 +200,32 @@ def _scoring(scenario: Scenario, worker: Worker) -> Scoring:
 
 def _short(scenario: Scenario, worker: Worker) -> str:
     """Words where the longest sequence needs more blocks than an engine has beside the one it keeps for itself."""
+    if text := crowded(scenario, worker):
+        return text
     engine, longest = _engine(scenario, worker), scenario.workload.max_sequence_tokens
     holds = (engine.blocks - 1) * engine.block_tokens
     return "" if holds >= longest else f"{worker.name} holds {holds} tokens of KV, the longest sequence has {longest}"
+
+
+def crowded(scenario: Scenario, worker: Worker) -> str:
+    """Words where weights and activations of an engine leave no room for KV on its devices; empty where they do."""
+    engine = _engine(scenario, worker)
+    if engine.kv_bytes is not None or engine.room_bytes >= 2 * engine.block_bytes:
+        return ""
+    weights = engine.beside["weights"]
+    rest, own = sum(engine.beside.values()) - weights, engine.fraction * engine.capacity_bytes
+    return (
+        f"{worker.name} has {own / 1e9:.1f} GB of each device (kv_memory_fraction {engine.fraction:g} of "
+        f"{engine.capacity_bytes / 1e9:.1f} GB); its weights take {weights / 1e9:.1f} GB, activations and the rest "
+        f"{rest / 1e9:.1f} GB, which leaves no room for KV"
+    )
+
+
+def roomier(scenario: Scenario, worker: Worker) -> str:
+    """What gives a crowded engine room: keys and values of the scenario."""
+    remedies = [f"raise tensor_parallel above {worker.parallelism.tensor} (with fewer engines)"]
+    kind = _device(scenario, worker.devices[0])
+    narrow = next((dtype for dtype in ("fp8", "int8") if dtype in kind.flops), None)
+    if narrow and worker.dtype not in ("fp8", "int8"):
+        remedies.append(f"set dtype: {narrow}")
+    return " or ".join(remedies)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import date
 from importlib import metadata, resources
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from lab.errors import InputError
+from lab.errors import InputError, WrongValue
+from lab.explain import nearest
 from lab.library import device as library_device
 from lab.load import read_record
 from lab.records import Record
@@ -20,6 +21,7 @@ from lab.runs import write_atomically
 from profiles.curve import Curve
 from profiles.curve import Range as Range
 from profiles.formula import FORMULAS
+from profiles.relatives import RELATIVES, transferred
 
 MAX_COEFFICIENT = 1e6
 KERNELS = (
@@ -47,7 +49,7 @@ class OpProfile(Record):
     interference: tuple[float, ...] = Field(
         default=(), description="slowdown beside 1, 2, … other busy cores; the last one holds for more"
     )
-    points: int = Field(ge=0, description="measurements that were fitted, each the median of a few repeats")
+    points: int = Field(ge=1, description="measurements that were fitted, each the median of a few repeats")
     residual_median: float = Field(ge=0, description="median of |predicted / measured - 1|")
     residual_p90: float = Field(ge=0)
     spread: float = Field(
@@ -59,14 +61,22 @@ class OpProfile(Record):
 
     @model_validator(mode="after")
     def _possible(self) -> OpProfile:
-        negative = [name for name, value in self.coefficients.items() if not 0 <= value <= MAX_COEFFICIENT]
-        if negative:
-            raise ValueError(f"the coefficient of {negative[0]} is not between 0 and {MAX_COEFFICIENT:g} seconds")
-        if any(factor < 1 for factor in self.interference):
-            raise ValueError("a slowdown in `interference` is below 1")
-        turned = [name for name, part in self.ranges.items() if part.low > part.high]
-        if turned:
-            raise ValueError(f"the range of {turned[0]} is empty: low is above high")
+        for name, value in self.coefficients.items():
+            if not 0 <= value <= MAX_COEFFICIENT:
+                problem = f"{value!r} is not between 0 and {MAX_COEFFICIENT:g} seconds"
+                remedy = "write the seconds of one unit, or fit again"
+                raise WrongValue(path=("coefficients", name), problem=problem, remedy=remedy)
+        if not self.coefficients:
+            remedy = "add `term: seconds` for each term that was fitted"
+            raise WrongValue(path=("coefficients",), problem="nothing was fitted", remedy=remedy)
+        for place, factor in enumerate(self.interference):
+            if factor < 1:
+                problem = f"a slowdown of {factor!r} is below 1"
+                raise WrongValue(
+                    path=("interference", place), problem=problem, remedy="write 1 where nothing slows down"
+                )
+        for name, part in self.ranges.items():
+            part.check("ranges", name)
         return self
 
     def seconds(self, terms: dict[str, float]) -> float:
@@ -101,14 +111,27 @@ class Profile(Record):
         library_device(self.device)
         for op, part in self.ops.items():
             if op not in FORMULAS:
-                raise ValueError(f"there is no op {op!r}; the ops are {', '.join(FORMULAS)}")
-            unknown = sorted({*part.coefficients, *part.ranges} - set(FORMULAS[op]))
-            if unknown:
-                raise ValueError(f"{op} has no term {unknown[0]!r}; its terms are {', '.join(FORMULAS[op])}")
+                remedy = nearest(op, FORMULAS, "ops")
+                raise WrongValue(path=("ops", op), problem=f"there is no op {op!r}", remedy=remedy)
+            for key, terms in (("coefficients", part.coefficients), ("ranges", part.ranges)):
+                for unknown in sorted(terms.keys() - set(FORMULAS[op])):
+                    problem, remedy = f"{op} has no term {unknown!r}", nearest(unknown, FORMULAS[op], f"terms of {op}")
+                    raise WrongValue(path=("ops", op, key, unknown), problem=problem, remedy=remedy)
         for name in self.kernels:
             if name.split(".")[0] not in KERNELS:
-                raise ValueError(f"there is no kernel {name!r}; they begin with {', '.join(KERNELS)}")
+                remedy = nearest(name.split(".")[0], KERNELS, "first words of a kernel's name")
+                raise WrongValue(path=("kernels", name), problem=f"there is no kernel {name!r}", remedy=remedy)
+        self._measured()
         return self
+
+    def _measured(self) -> None:
+        """A measured profile holds what was measured, a datasheet nothing."""
+        if self.kind == "measured" and not (self.ops or self.kernels):
+            remedy = "add `ops` or `kernels`, or write `kind: datasheet`"
+            raise WrongValue(path=("kind",), problem="a measured profile has no ops and no kernels", remedy=remedy)
+        if self.kind == "datasheet" and self.ops:
+            problem, remedy = "a datasheet has no ops, they are measured", "write `kind: measured`"
+            raise WrongValue(path=("kind",), problem=problem, remedy=remedy)
 
     def save(self, path: Path) -> None:
         import yaml
@@ -171,19 +194,76 @@ def find(device: str, name: str | None = None) -> Profile:
 
     With a name: that one of the library, the file of that path, or `datasheet`; it is used for its own device kind
     only. Without: the newest local one that was measured on this machine; else the library's; else the datasheet.
-    Raises InputError where the name leads nowhere.
+    Raises InputError where the name leads nowhere, or to a profile whose name is another's.
     """
     if name == "datasheet":
         return datasheet(device)
     if name is not None:
-        chosen = load(_named(name))
+        chosen = _chosen(name)
         return chosen if chosen.device == device else find(device)
-    own = sorted(local_profile_path(device).parent.glob(f"{device}-*.yaml"), key=lambda path: -path.stat().st_mtime)
-    for profile in distinct(own).values():
+    return next(_kept(device), None) or _shipped(device) or datasheet(device)
+
+
+def resolve(devices: Iterable[str], name: str | None = None) -> dict[str, Profile]:
+    """The profile of each device kind, as `find` does, where a named one has to be of one of them.
+
+    Raises InputError where it is of none, or where two profiles that are used share a name.
+    """
+    asked = sorted(devices)
+    if name is None or name == "datasheet":
+        found = {device: find(device, name) for device in asked}
+    else:
+        chosen = _chosen(name)
+        if chosen.device not in asked:
+            problem = f"the profile {chosen.name!r} is of {chosen.device}, and the scenario uses {', '.join(asked)}"
+            fits = [known for known, path in shipped().items() if any(_of(path, device) for device in asked)]
+            remedy = f"name one of {', '.join([*fits, 'datasheet'])}, a file of yours, or none"
+            raise InputError(key="--profile", problem=problem, remedy=remedy)
+        found = {device: chosen if chosen.device == device else find(device) for device in asked}
+    owner: dict[str, str] = {}
+    for device, profile in found.items():
+        if profile.name in owner:
+            problem = f"the profiles of {owner[profile.name]} and {device} are both named {profile.name!r}"
+            raise InputError(problem=problem, remedy="give each profile a name of its own")
+        owner[profile.name] = device
+    return found
+
+
+def _chosen(name: str) -> Profile:
+    path = _named(name)
+    return _own_name(load(path), path)
+
+
+def _kept(device: str) -> Iterator[Profile]:
+    """Local profiles of a device kind that were measured on this machine, newest first."""
+    paths = sorted(local_profile_path(device).parent.glob(f"{device}-*.yaml"), key=lambda path: -path.stat().st_mtime)
+    for profile, path in zip(distinct(paths).values(), paths, strict=True):
         if profile.device == device and profile.source.get("machine") == machine():
-            return profile
+            yield _own_name(profile, path)
+
+
+def _shipped(device: str) -> Profile | None:
+    """The library's profile of a device kind, else one with the kernels of a measured relative."""
     fits = [path for path in shipped().values() if _of(path, device)]
-    return load(fits[0]) if fits else datasheet(device)
+    if fits:
+        return load(fits[0])
+    relative = RELATIVES.get(device)
+    return transferred(device, load(shipped()[relative])) if relative else None
+
+
+def _own_name(profile: Profile, path: Path) -> Profile:
+    """A profile whose name is not that of another one in the library; a copy of that one is the same profile."""
+    known = shipped().get(profile.name)
+    if known is not None and not path.samefile(known) and profile != load(known):
+        problem = f"the library has another profile {profile.name!r}"
+        remedy = "give each profile a name of its own"
+        raise InputError(file=str(path), line=_name_line(path), key="name", problem=problem, remedy=remedy)
+    return profile
+
+
+def _name_line(path: Path) -> int | None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next((number for number, line in enumerate(lines, start=1) if line.startswith("name:")), None)
 
 
 def _of(path: Path, device: str) -> bool:
@@ -199,15 +279,29 @@ def distinct(paths: Iterable[Path]) -> dict[str, Profile]:
         profile = load(path)
         if profile.name in found:
             problem = f"the profile {profile.name!r} is also in {found[profile.name][0]}"
-            raise InputError(file=str(path), key="name", problem=problem, remedy="give each profile a name of its own")
+            remedy = "give each profile a name of its own"
+            raise InputError(file=str(path), line=_name_line(path), key="name", problem=problem, remedy=remedy)
         found[profile.name] = (path, profile)
     return {name: profile for name, (_, profile) in found.items()}
 
 
 def _named(name: str) -> Path:
-    path = shipped().get(name, Path(name))
-    if not path.is_file():
-        known = ", ".join(["datasheet", *shipped()])
-        problem = f"there is no profile {name!r}"
-        raise InputError(key="--profile", problem=problem, remedy=f"name a file or one of {known}")
-    return path
+    """The file of a profile. Raises InputError that tells a folder, a missing file and an unknown name apart."""
+    if name in shipped():
+        return shipped()[name]
+    path = Path(name)
+    if os.path.isfile(path):
+        return path
+    known = ["datasheet", *shipped()]
+    if os.path.isdir(path):
+        inside = sorted(str(file) for file in path.glob("*.yaml"))[:4]
+        remedy = f"name one of its files: {', '.join(inside)}" if inside else "it holds no .yaml file; name one"
+        raise InputError(file=name, key="--profile", problem="this is a folder, and a profile is a file", remedy=remedy)
+    if os.path.exists(path):
+        raise InputError(file=name, key="--profile", problem="not a regular file", remedy="name a .yaml file")
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        beside = sorted(str(file) for file in path.parent.glob("*.yaml")) if os.path.isdir(path.parent) else []
+        remedy = nearest(name, [*beside, *known], "profiles here and in the library")
+        raise InputError(file=name, key="--profile", problem="no such file", remedy=remedy)
+    problem = f"there is no profile {name!r} in the library, and no such file"
+    raise InputError(key="--profile", problem=problem, remedy=nearest(name, known, "profiles of the library"))

@@ -22,14 +22,22 @@ if TYPE_CHECKING:
 
 TRAIN_EFFICIENCY = 0.45
 """share of peak FLOP/s in training and scoring: 38-43 % (Llama 3 report 2024, table 4), 44-52 % (Narayanan et al. 2021)"""
-DECODE_EFFICIENCY = 0.6
-"""share of peak FLOP/s of the engine's matrix products at large batch; between training MFU and bare GEMM efficiency"""
+DECODE_EFFICIENCY = {"gpu": 0.65, "cpu": 0.6}
+"""share of peak FLOP/s of the engine's matrix products at large batch. GPU: this, `ENGINE_MEMORY_EFFICIENCY` and
+`ENGINE_LAYER_S` come nearest to the eight kernel profiles in the library, over 264 iterations of models of 0.5B to 7B:
+median error 6 %, nine tenths within 19 %; CPU: between training MFU and bare GEMM efficiency"""
+ENGINE_MEMORY_EFFICIENCY = {"gpu": 0.8, "cpu": 0.8}
+"""share of peak memory bandwidth at which an engine reads weights, keys and values; CPU: as `MEMORY_EFFICIENCY`"""
+ENGINE_LAYER_S = {"gpu": 3.0e-5, "cpu": 0.0}
+"""a layer's small kernels and the launches of its large ones, whatever the batch; CPU: in `ENGINE_STEP_S`"""
+ENGINE_PREFILL_LAYER_S = {"gpu": 1.45e-4, "cpu": 0.0}
+"""host time of a layer in an iteration with prefill, which runs outside full CUDA graphs; see `profiles.engine_table`"""
 MEMORY_EFFICIENCY = 0.8
 """share of peak memory bandwidth that streaming kernels reach (BabelStream on A100 and H100 reaches 0.8-0.9)"""
-ENGINE_STEP_S = {"gpu": 1.0e-3, "cpu": 8.0e-3}
-"""host time of one engine iteration: 0.7-1.6 ms on a GPU server (Agrawal et al. 2024, Vidur); CPU: measured order"""
-ENGINE_SEQUENCE_S = 2.0e-5
-"""host time per running sequence and iteration: 0.006-0.035 ms in fits to public serving measurements"""
+ENGINE_STEP_S = {"gpu": 5.4e-4, "cpu": 8.0e-3}
+"""host time of one engine iteration: GPU as fitted in `profiles.engine_table`; CPU: measured order"""
+ENGINE_SEQUENCE_S = {"gpu": 3.5e-5, "cpu": 2.0e-5}
+"""host time per running sequence and iteration: GPU as fitted in `profiles.engine_table`; CPU: measured order"""
 EXPERT_EFFICIENCY = 0.2
 """share of peak FLOP/s of routed experts in training, sorting of tokens included: Qwen3-30B-A3B reaches 28 % of an H100
 in all, where dense models reach 39-43 % (NVIDIA NeMo AutoModel, performance summary, 2026)"""

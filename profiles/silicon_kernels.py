@@ -17,6 +17,12 @@ from profiles.readers import silicon
 
 GEMM_DTYPES = {"float16": "bfloat16", "int8": "fp8", "int4_wo": "bfloat16", "w4a16_mxfp4": "bfloat16"}
 """the table that stands for a format without one of its own"""
+TENSOR_TO_FLOAT32 = 16.0
+"""bfloat16 over float32 FLOP/s where a system is no device of the library: A100 312/19.5, H100 989/67 (datasheets)"""
+
+
+TINY = 1e-12
+"""seconds, against division by zero where nothing is asked"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +89,14 @@ def peaks(system: str) -> Peaks:
     """The datasheet that comes with the tables."""
     import yaml
 
+    from lab.library import device
+
     text = (silicon.systems_folder() / f"{system}.yaml").read_text()
     gpu = yaml.safe_load(text)["gpu"]
     flops = {"bfloat16": float(gpu["bfloat16_tc_flops"])}
     flops["fp8"] = float(gpu.get("fp8_tc_flops") or flops["bfloat16"])
+    own = next((name for name, known in silicon.DEVICES.items() if known == system), None)
+    flops["float32"] = device(own).flops["float32"] if own else flops["bfloat16"] / TENSOR_TO_FLOAT32
     flops["nvfp4"] = float(gpu.get("fp4_tc_flops") or flops["fp8"])
     return Peaks(flops=flops, bandwidth=float(gpu["mem_bw"]))
 
@@ -115,7 +125,8 @@ class SiliconKernels:
         if stands not in grids:
             stands = "bfloat16"
         if stands != dtype and dtype != "float16":
-            self.notes.add(f"no {dtype} matrix products were measured: {stands} stands for them")
+            scaled = ", slower by the ratio of their rooflines" if dtype == "float32" else ""
+            self.notes.add(f"no {dtype} matrix products were measured: {stands} stands for them{scaled}")
         return stands
 
     def gemm(self, dtype: str, m: ArrayLike, n: int, k: int) -> Floats:
@@ -129,7 +140,11 @@ class SiliconKernels:
         n_part, k_part = n / np.ceil(n / grid.n[-1]), k / np.ceil(k / grid.k[-1])
         column_m, column = _column(self.system, self.folder, stands, n_part, k_part)
         self._beyond(m, column_m, "matrix products of more tokens")
-        return parts * line(column_m, column, m)
+        measured = parts * line(column_m, column, m)
+        if dtype != "float32" or stands == dtype:
+            return measured
+        roof = peaks(self.system)
+        return np.asarray(measured * roof.gemm(dtype, m, n, k) / np.maximum(roof.gemm(stands, m, n, k), TINY))
 
     def context_attention(
         self, batch: ArrayLike, isl: ArrayLike, prefix: ArrayLike, heads: int, kv_heads: int, head_dim: int,
@@ -171,7 +186,12 @@ class SiliconKernels:
             key = (own_heads, own_kv, dim, cut, kept)
             grid = _attention_grid(self.system, kind, key, self.folder)
             total = total + weight * _extended(kind, grid, batch * times, length, 1 if cut else 2)
-        return np.asarray(total * fewer * head_dim / dim)
+        slower = 1.0
+        if kv_dtype == "float32" and kept != kv_dtype:
+            roof = peaks(self.system)
+            decode = kind == "generation_attention"
+            slower = 2.0 if decode else roof.of("bfloat16") / roof.of("float32")
+        return np.asarray(total * fewer * slower * head_dim / dim)
 
     def _shapes(
         self, kind: str, heads: int, kv_heads: int, head_dim: int, kv_dtype: str, window: int
@@ -201,7 +221,11 @@ class SiliconKernels:
         shape = {
             "hidden": hidden, "intermediate": intermediate, "topk": topk, "num_experts": num_experts, "tp": tp, "ep": ep,
         }  # fmt: skip
-        return moe_seconds(self, dtype, np.asarray(tokens, dtype=float), shape)
+        measured = moe_seconds(self, dtype, np.asarray(tokens, dtype=float), shape)
+        if dtype != "float32":
+            return measured
+        roof, asked = peaks(self.system), np.maximum(np.asarray(tokens, dtype=float), 1.0)
+        return np.asarray(measured * roof.moe(dtype, asked, shape) / roof.moe("bfloat16", asked, shape))
 
     def collective(self, op: str, size: ArrayLike, ranks: int, graph: bool = True) -> Floats:
         """Linear in bytes. All-reduce as vLLM does it, inside a CUDA graph or not; `fused_all_reduce` with the kernels

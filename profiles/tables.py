@@ -65,7 +65,10 @@ def of_kernels(layout: Layout, kernels: Kernels) -> EngineTable:
 
     worker, spread = layout.worker, layout.worker.parallelism
     expert = spread.expert if spread.data == 1 else 1
-    table = engine_table(layout.spec, worker.dtype, worker.kv_dtype, spread.tensor, kernels, expert_parallel=expert)
+    head = "float32" if worker.dtype == "float32" else "bfloat16"
+    table = engine_table(
+        layout.spec, worker.dtype, worker.kv_dtype, spread.tensor, kernels, expert_parallel=expert, head_dtype=head
+    )  # fmt: skip
     prefill = PREFILL_LAYER_S * layout.spec.layers
     table = replace(table, step_s=STEP_S, sequence_s=SEQUENCE_S, prefill_step_s=prefill)
     return pipelined(layout, copied(layout, table, kernels))

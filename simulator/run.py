@@ -21,7 +21,7 @@ from lab.placement import Worker
 from lab.scenario import Scenario
 from lab.timeline import Header, Timeline, header_of
 from profiles.cost import CostModel
-from profiles.memory import peaks
+from profiles.memory import crowded, peaks, roomier
 from profiles.profile import Profile
 from simulator import scoring, update
 from simulator.engine import TooSmall
@@ -43,9 +43,17 @@ def simulate(scenario: Scenario, profiles: Mapping[str, Profile]) -> Timeline:
     try:
         world.env.run()
     except TooSmall as error:
-        key = "rollout.kv_memory_fraction" if scenario.rollout.kv_bytes is None else "rollout.kv_bytes"
-        raise InputError(key=key, problem=str(error), remedy="enlarge it, or shorten sequences") from None
+        raise _too_small(scenario, str(error)) from None
     return Timeline.of(_header(world, time.monotonic() - begun), world.spans)
+
+
+def _too_small(scenario: Scenario, problem: str) -> InputError:
+    """The message for a KV cache that cannot hold a sequence, or for weights that leave no room for one."""
+    for worker in scenario.team("actor", "generate"):
+        if text := crowded(scenario, worker):
+            return InputError(key="place.actor.generate", problem=text, remedy=roomier(scenario, worker))
+    key = "rollout.kv_memory_fraction" if scenario.rollout.kv_bytes is None else "rollout.kv_bytes"
+    return InputError(key=key, problem=problem, remedy="enlarge it, or shorten sequences")
 
 
 def _node(world: World, stage: str) -> Process:

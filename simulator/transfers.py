@@ -12,6 +12,7 @@ import simpy
 
 from lab.library import device as library_device
 from lab.placement import Worker
+from profiles.moves import SYNC_TENSOR_S, num_tensors
 from profiles.roofline import averaging
 from simulator.network import Flow, Flows
 from simulator.traffic import chain, flat, paced, ring, tree
@@ -40,6 +41,14 @@ def broadcast(world: World, sender: Worker, size: float, seconds: float) -> Sequ
     if how == "flat":
         return (flat(topology, first, others, size),)
     return (paced(topology, chain(topology, [first, *others], size), seconds),)
+
+
+def per_tensor(world: World, sender: Worker) -> float:
+    """Seconds that the tensors of a weight sync cost one by one before their bytes go; a chain is paced with them."""
+    if world.scenario.weight_sync.topology == "chain":
+        return 0.0
+    layout = world.costs.layout(sender)
+    return SYNC_TENSOR_S[layout.device.kind] * num_tensors(layout)
 
 
 def written(world: World, worker: Worker, size: float) -> Flows:

@@ -13,7 +13,7 @@ from lab.policies.microbatch import deal, minibatches, pack
 from profiles.memory import ADAM_STATE_BYTES
 from simulator.network import Flows
 from simulator.scoring import bubble, passes
-from simulator.transfers import Gradients, broadcast, networked, written
+from simulator.transfers import Gradients, broadcast, networked, per_tensor, written
 from simulator.world import Lane, Process, World
 
 
@@ -143,6 +143,7 @@ def _transfer(world: World, lanes: Sequence[Lane], sender: Worker, size: float) 
     if networked(world, sender, "weight_sync"):
         rounds = broadcast(world, sender, size, cost.seconds)
     if rounds:
+        yield world.env.timeout(per_tensor(world, sender))
         yield from world.network.play(rounds)
     else:
         yield from world.cores(sender).work(sender, "weight_sync", cost.seconds)

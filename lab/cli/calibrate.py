@@ -44,11 +44,13 @@ def calibrate(
 
 def points(source: Path, device: str | None = None, log: str | None = None) -> list[Any]:
     """Measurements in a file, in a step log, or in the spans of a measured run. Raises InputError."""
-    from lab.measurement import read_jsonl
+    from lab.load import present
+    from lab.measurement import known_quantities, read_jsonl
     from profiles.readers import runs, verl
 
+    present(source, "a run folder, a file of measurements or a step log")
     if not source.is_file():
-        return runs.read(source)
+        return known_quantities(runs.read(source), str(source))
     if source.suffix == ".jsonl":
         return read_jsonl(source)
     return verl.read(source, _known(device, source), log)

@@ -1,12 +1,21 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from lab.cli.options import ClusterFile, Json, ScenarioFile
 
+Check = Annotated[bool, typer.Option("--check", help="Exit with 1 where the scenario does not fit.")]
 
-def fit_memory(scenario: ScenarioFile, json: Json = False, cluster: ClusterFile = None) -> None:
-    """Say whether a scenario fits in memory, what takes it, and the least that would make it fit."""
+
+def fit_memory(
+    scenario: ScenarioFile, json: Json = False, cluster: ClusterFile = None, check: Check = False
+) -> None:  # fmt: skip
+    """Say whether a scenario fits in memory, what takes it, and the least that would make it fit.
+
+    Exits with 0 whatever the answer, and with 2 for a wrong file; with --check, 1 where the scenario does not fit.
+    """
     from json import dumps
 
     from lab.cli.simulate import read
@@ -18,8 +27,10 @@ def fit_memory(scenario: ScenarioFile, json: Json = False, cluster: ClusterFile 
         found = answer(given)
     if json:
         print(dumps(_told(given.name, found), ensure_ascii=False, allow_nan=False))
-        return
-    _show(given.name, found)
+    else:
+        _show(given.name, found)
+    if check and not all(one.memory.fits for one in found.values()):
+        raise typer.Exit(1)
 
 
 def _told(name: str, answers: dict[str, Any]) -> dict[str, Any]:
@@ -41,6 +52,7 @@ def _pool(one: Any) -> dict[str, Any]:
         "one_at_a_time_bytes": memory.largest_bytes,
         "fits": memory.fits,
         "short": memory.short,
+        "host_bytes": memory.host_bytes,
         "consumers": [{"worker": worker, "what": what, "bytes": size} for worker, what, size in memory.consumers],
         "instants": {name: held.instant for name, held in memory.workers.items()},
         "possible": [
@@ -56,7 +68,7 @@ def _pool(one: Any) -> dict[str, Any]:
 
 
 def _effect(one: Any) -> dict[str, Any]:
-    return {"measure": one.measure.label, "key": one.measure.key.replace("/", ".")}
+    return {"measure": one.measure.label, "key": one.measure.yaml_key}
 
 
 def _labels(measures: Any) -> list[str]:
@@ -100,7 +112,9 @@ def _show_pool(console: Any, pool: str, one: Any) -> None:
 
 def _lines(one: Any) -> list[str]:
     memory = one.memory
-    lines = [f"too few KV blocks: {memory.short}"] if memory.short else []
+    lines = [f"too little KV cache: {memory.short}"] if memory.short else []
+    if memory.host_bytes:
+        lines.append(f"offloaded states need {size(memory.host_bytes)} of host memory on a machine")
     if len(memory.workers) > 1:
         lines.append(f"all loaded at once: {size(memory.sum_bytes)}; one at a time: {size(memory.largest_bytes)}")
     if one.taken:

@@ -85,6 +85,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         )
         if profile["unmeasured"]:
             lines.append(f"  not measured, from the datasheet: {', '.join(profile['unmeasured'])}")
+        lines += [f"  {text}" for text in profile.get("notes", ())]
     for pool, row in summary["memory"].items():
         if not row["fits"]:
             lines.append(

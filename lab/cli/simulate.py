@@ -64,22 +64,25 @@ def read(path: Path, cluster: Path | None) -> Any:
 
 
 def profiles_for(scenario: Any, name: str | None) -> Mapping[str, Any]:
-    """The profile of every device kind that the scenario uses."""
-    from profiles.profile import find
+    """The profile of every device kind that the scenario uses. Raises InputError for one of a kind that it does not use."""
+    from profiles.profile import resolve
 
     used = {scenario.hardware.node_of(device).device for ids in scenario.devices.values() for device in ids}
-    return {device: find(device, name) for device in sorted(used)}
+    return resolve(used, name)
 
 
 def predict(scenario: Any, out: Path, profile: str | None) -> tuple[Any, dict[str, Any]]:
     """Simulates and writes the run folder; the timeline and its summary."""
     from lab import runs
     from lab.cli.show import note
+    from lab.compiled import cold
     from simulator.run import simulate as play
 
     profiles = profiles_for(scenario, profile)
     for line in doubts(profiles):
         note(line)
+    if cold():
+        note("the first simulation on this machine compiles the engine, which takes about half a minute")
     timeline = play(scenario, profiles)
     return timeline, runs.finish(runs.begin(out, scenario, "simulated"), scenario, timeline)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Collection
 from functools import cache
 from importlib import resources
 from typing import Any, Literal, TypeVar
@@ -142,10 +144,21 @@ def models() -> dict[str, ModelSpec]:
     return _read("models", ModelSpec)
 
 
+def closest(name: str, known: Collection[str]) -> list[str]:
+    """The entries a name may have meant, best first: those that begin with it, else the most alike.
+
+    Capitals and what stands before a slash do not count: `Qwen/Qwen2.5-7B` means `qwen2.5-7b`.
+    """
+    plain = re.split(r"[/\\]", name.rstrip("/\\"))[-1].lower()
+    begin = sorted(entry for entry in known if plain and entry.lower().startswith(plain))
+    by_plain = {entry.lower(): entry for entry in known}
+    return begin[:3] or [by_plain[match] for match in difflib.get_close_matches(plain, by_plain, n=1)]
+
+
 def _one(known: dict[str, Entry], name: str, what: str) -> Entry:
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
+        close = closest(name, known)
+        hint = f" (did you mean {' or '.join(close)}?)" if close else ""
         raise ValueError(f"{name!r} is not in the {what} library{hint}; it has {', '.join(sorted(known))}")
     return known[name]
 

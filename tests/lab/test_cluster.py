@@ -4,8 +4,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from lab.cluster import Cluster, Node, Site, Storage, Wan, local_cluster, match_gpu
+from lab.cluster import Cluster, Fabric, Node, Site, Storage, Wan, local_cluster, match_gpu
+from lab.library import devices, links
 
 
 def cluster(count: int, per_node: int) -> Cluster:
@@ -143,3 +145,23 @@ def test_a_connection_is_a_link_or_numbers_of_its_own() -> None:
         Wan(between=("a", "b"), bandwidth=1e9)
     with pytest.raises(ValueError, match="'dsl' is not in the link library"):
         Wan(between=("a", "b"), link="dsl")
+
+
+def test_every_link_connects_the_devices_of_a_machine_or_machines() -> None:
+    """No link but the loopback is both, none is neither; every device's own link is inside a machine."""
+    for name, entry in links().items():
+        inside, between = accepts(intra=name), accepts(fabric=name)
+        assert inside == (entry.transport in ("bus", "memory") or name == "loopback")
+        assert between == (entry.transport in ("rdma", "tcp"))
+    assert all(accepts(intra=entry.default_link) for entry in devices().values())
+
+
+def accepts(*, intra: str = "nvlink3", fabric: str = "loopback") -> bool:
+    try:
+        node = Node(name="n", device="a100-80g-sxm", devices=2, intra=intra)
+        return bool(Site(nodes=(node,), fabric=Fabric(link=fabric)))
+    except ValidationError as error:
+        wrong = error.errors()[0]["ctx"]["error"]
+        fits = wrong.remedy.split(";")[0].removeprefix("use one of ").split(", ")
+        assert fits and set(fits) <= set(links()) - {intra, fabric} | {"loopback"}
+        return False

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lab.errors import InputError
-from lab.hf_config import ARCHITECTURES, MODEL_TYPES, read
+from lab.hf_config import ARCHITECTURES, MODEL_TYPES, quantized, read
 from lab.library import model
 
 LLAMA: dict[str, Any] = {
@@ -192,3 +192,34 @@ def test_a_published_configuration_has_the_parameters_of_its_model_card(name: st
     spec, (total, active) = read(bundled(name)), NAMED[name]
     assert spec.parameters / 1e9 == pytest.approx(total, rel=0.01)
     assert spec.active_parameters / 1e9 == pytest.approx(active, rel=0.02)
+
+
+@pytest.mark.parametrize("case", [case for case in NETWORKS if " " not in case])
+@pytest.mark.parametrize(
+    "types", [["full_attention"] * 3, ["sliding_attention"] * 5, [], "full_attention", 4, ["linear_attention"] * 4]
+)
+def test_layers_are_listed_as_often_as_there_are_layers(case: str, types: Any, tmp_path: Path) -> None:
+    keys = SMALL | NETWORKS[case] | {"architectures": [MODEL_TYPES[case]]}
+    assert read(written(tmp_path, keys | {"layer_types": ["full_attention"] * 4})).window_layers == 0
+    error = refusal(tmp_path, keys | {"layer_types": types})
+    assert error.key == "layer_types" and error.line
+    assert "num_hidden_layers is 4" in error.problem or "linear_attention" in error.problem
+
+
+@pytest.mark.parametrize("dense", [[4], [-1], [0, 9], 2, ["0"], [True]])
+def test_a_dense_layer_is_one_of_the_layers(dense: Any, tmp_path: Path) -> None:
+    keys = SMALL | NETWORKS["qwen3_moe"] | {"model_type": "qwen3_moe", "mlp_only_layers": dense}
+    error = refusal(tmp_path, keys)
+    assert error.key == "mlp_only_layers" and "from 0 to 3" in error.problem
+
+
+@pytest.mark.parametrize("method", ["fp8", "awq", "gptq", "mxfp4", "compressed-tensors"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_quantized_weights_are_told_and_change_no_shape(method: str, nested: bool, tmp_path: Path) -> None:
+    stored = {"quantization_config": {"quant_method": method}}
+    plain = read(written(tmp_path, LLAMA))
+    assert quantized(tmp_path) is None
+    path = written(tmp_path, LLAMA | ({"text_config": stored} if nested else stored))
+    told = quantized(path)
+    assert read(path) == plain
+    assert told is not None and told.key == "quantization_config" and told.line and method in told.problem

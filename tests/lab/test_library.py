@@ -5,7 +5,7 @@ import re
 import pytest
 
 from lab.errors import InputError
-from lab.library import Device, Link, Tier, device, devices, entries, link, links, models, tier, tiers
+from lab.library import Device, Link, Tier, closest, device, devices, entries, link, links, models, tier, tiers
 from lab.library import model as library_model
 from lab.model import DTYPE_BYTES, ModelSpec
 
@@ -150,3 +150,16 @@ def test_a_wrong_model_is_refused_at_its_line() -> None:
 def test_reading_is_no_slower_than_writing() -> None:
     for entry in tiers().values():
         assert isinstance(entry, Tier) and entry.read >= entry.write
+
+
+@pytest.mark.parametrize("known", [devices(), links(), tiers(), models()])
+def test_capitals_organisations_and_missing_endings_do_not_hide_a_name(known: dict[str, object]) -> None:
+    for name in known:
+        assert closest(name.upper(), known)[0] == name or name in closest(name.upper(), known)
+        assert name in closest(f"Org/{name.title()}", known)
+    assert closest("zzzzzz", known) == closest("", known) == []
+
+
+def test_a_beginning_names_those_that_begin_so() -> None:
+    assert set(closest("h100", devices())) == {"h100-80g-sxm", "h100-80g-pcie"}
+    assert closest("nvlink", links()) and all(name.startswith("nvlink") for name in closest("nvlink", links()))

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.errors import InputError
-from lab.measurement import OPS, Measurement, of_spans, read_jsonl, write_jsonl
+from lab.library import devices
+from lab.measurement import OPS, QUANTITIES, Measurement, known_quantities, of_spans, read_jsonl, write_jsonl
 from lab.timeline import Span
 
 
@@ -36,11 +37,14 @@ def test_ops_that_carry_no_quantities_are_part_of_no_measurement() -> None:
     assert found == []
 
 
-points = st.builds(
-    Measurement,
-    op=st.sampled_from(sorted(OPS)),
-    quantities=st.dictionaries(st.text(max_size=3), st.floats(0, 1e15)),
-    seconds=st.floats(0, 9),
+points = st.sampled_from(sorted(OPS)).flatmap(
+    lambda op: st.builds(
+        Measurement,
+        op=st.just(op),
+        quantities=st.dictionaries(st.sampled_from(QUANTITIES[op]), st.floats(0, 1e15)),
+        seconds=st.floats(1e-9, 9),
+        device=st.sampled_from(sorted(devices())),
+    )
 )
 
 
@@ -59,6 +63,10 @@ GOOD = '{"op": "forward", "quantities": {"passes": 1}, "seconds": 0.1}'
     [
         ('{"op": "forward", "quantities": {}}', ("seconds", "missing")),
         ('{"op": "forward", "quantities": {}, "seconds": -1}', ("seconds:", "-1.0")),
+        ('{"op": "forward", "quantities": {}, "seconds": 0.0}', ("seconds:", "0.0 is no time")),
+        ('{"op": "forward", "quantities": {}, "seconds": 1, "device": "x"}', ("device:", "'x'", "cpu-core")),
+        ('{"op": "forward", "quantities": {}, "seconds": 1, "device": "h100"}', ("device:", "h100-80g-sxm")),
+        ('{"op": "reward", "quantities": {"foo": 1}, "seconds": 1}', ("quantities.foo:", "calls, samples, tokens")),
         ('{"op": "forward", "quantities": {}, "seconds": NaN}', ("seconds:", "nan")),
         ('{"op": "forward", "quantities": {}, "seconds": "3 ms"}', ("seconds:", "'3 ms'")),
         ('{"op": "forward", "quantities": {"tokens": NaN}, "seconds": 1}', ("quantities.tokens:", "nan")),
@@ -86,3 +94,35 @@ def test_a_file_without_measurements_is_refused(tmp_path: Path) -> None:
     path.write_text("\n")
     with pytest.raises(InputError, match="no measurement"):
         read_jsonl(path)
+
+
+@given(st.sampled_from(sorted(OPS)), st.text(max_size=12))
+def test_a_quantity_that_an_op_does_not_have_is_named_with_those_it_has(op: str, name: str) -> None:
+    point = Measurement(op=op, quantities={name: 1.0}, seconds=1.0)
+    if name in QUANTITIES[op]:
+        assert known_quantities([point], "run") == [point]
+        return
+    with pytest.raises(InputError) as caught:
+        known_quantities([point], "run")
+    assert caught.value.key == f"quantities.{name}" and ", ".join(QUANTITIES[op]) in str(caught.value)
+
+
+def test_every_term_of_a_formula_is_a_quantity_of_its_op() -> None:
+    from profiles.formula import FORMULAS
+
+    assert set(QUANTITIES) == set(OPS)
+    for op, terms in FORMULAS.items():
+        assert set(terms) - {"each"} <= set(QUANTITIES[op]), op
+
+
+@pytest.mark.parametrize("op", sorted(OPS))
+def test_what_ops_says_of_an_op_names_its_own_quantities(op: str) -> None:
+    if "the same" not in OPS[op] and "all but" not in OPS[op]:
+        assert all(name in OPS[op] for name in QUANTITIES[op] if not name.startswith("zero")), OPS[op]
+
+
+def test_a_file_of_measurements_that_is_missing_or_a_folder_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        read_jsonl(tmp_path / "none.jsonl")
+    with pytest.raises(InputError, match="folder"):
+        read_jsonl(tmp_path)

@@ -115,3 +115,34 @@ def test_more_ranks_than_measured_are_scaled_and_noted() -> None:
     eight, sixteen = kernels.collective("all_reduce", 1e8, 8), kernels.collective("all_reduce", 1e8, 16)
     assert float(sixteen) == pytest.approx(float(eight) * (15 / 16) / (7 / 8))
     assert any("16 ranks" in note for note in kernels.notes)
+
+
+def test_float32_is_priced_by_its_own_roofline_and_noted() -> None:
+    """Few rows: twice the bytes. Many rows: the vector units' rate, 989/67 slower than the tensor units' on an H100."""
+    kernels = CompactKernels(find("h100-80g-sxm"))
+    few, many = (
+        float(kernels.gemm("float32", m, 8192, 8192) / kernels.gemm("bfloat16", m, 8192, 8192)) for m in (1, 8192)
+    )
+    assert 1.9 < few <= 2.0 and many == pytest.approx(989 / 67, rel=0.02)
+    decode = kernels.generation_attention(64, 8000, 32, 8, 128, "float32")
+    assert 1.8 < float(decode / kernels.generation_attention(64, 8000, 32, 8, 128, "bfloat16")) <= 2.0
+    assert any("gemm in float32" in note and "ratio of their rooflines" in note for note in kernels.notes)
+
+
+@installed
+def test_full_tables_price_float32_as_compact_ones_do() -> None:
+    from profiles.silicon_kernels import SiliconKernels
+
+    kernels = SiliconKernels("a100-80g-sxm")
+    few, many = (
+        float(kernels.gemm("float32", m, 8192, 8192) / kernels.gemm("bfloat16", m, 8192, 8192)) for m in (1, 8192)
+    )
+    assert few == pytest.approx(2.0, rel=0.01) and many == pytest.approx(16.0, rel=0.01)
+
+
+def test_a_float32_engine_is_slower_than_a_bfloat16_one() -> None:
+    kernels, spec = CompactKernels(find("a100-80g-sxm")), model("llama-3.1-8b")
+    narrow = engine_table(spec, "bfloat16", "bfloat16", 1, kernels)
+    wide = engine_table(spec, "float32", "float32", 1, kernels, head_dtype="float32")
+    ratio = wide.token_seconds / narrow.token_seconds
+    assert np.all(ratio > 1.7) and np.all(ratio < 17) and not wide.measured

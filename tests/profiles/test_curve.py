@@ -43,7 +43,7 @@ def test_halfway_in_the_logarithm_is_the_geometric_mean() -> None:
         ({"values": (1.0, 2.0, 3.0, 4.0, 5.0)}, "5 values where the axes make 6"),
         ({"values": (1.0, 2.0, 3.0, 4.0, 5.0, -6.0)}, "-6.0 is no time"),
         ({"values": "1 2 3 4 5 nan"}, "finite number"),
-        ({"values": "1 2 3 4 5 six"}, "'six' is no number"),
+        ({"values": "1 2 3 4 5 six"}, "'six' is no finite number"),
         ({"axes": {"m": (1.0, 100.0, 10.0), "n": (2.0, 4.0)}}, "axis m does not rise"),
         ({"axes": {"m": (0.0, 10.0, 100.0), "n": (2.0, 4.0)}}, "axis m must hold sizes above 0"),
         ({"ranges": {"m": Range(low=1, high=100)}}, "the range of n is missing"),

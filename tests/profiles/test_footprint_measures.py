@@ -78,3 +78,26 @@ def test_offload_without_zero_is_not_proposed() -> None:
     text = BARE.replace("zero_stage: 2", "zero_stage: 0")
     found = answer(parse(text))["train"]
     assert not any("host memory" in effect.measure.label for effect in found.possible)
+
+
+def test_engines_can_be_merged_into_wider_ones_on_the_same_devices() -> None:
+    scenario = parse(MINIMAL)
+    wider = [m for m in possible_measures(scenario) if m.key == "place/actor_generate"]
+    [part] = scenario.place.actor_generate
+    assert part.engines > 1 and wider
+    for measure in wider:
+        [merged] = measure.value
+        assert merged.engines * merged.tensor_parallel == part.engines * part.tensor_parallel
+    trial = _Trial(scenario)
+    after = trial.after(wider[0])
+    assert after is not None
+    weights = [
+        next(size for _, what, size in found["rollout"].consumers if what == "weights") for found in (trial.now, after)
+    ]
+    assert weights[1] == pytest.approx(weights[0] / 2)
+
+
+def test_keys_are_spelled_as_in_a_scenario() -> None:
+    keys = {measure.yaml_key for measure in possible_measures(parse(BARE))}
+    assert {"place.actor.train.offload", "update.microbatch_tokens", "place.actor.generate"} <= keys
+    assert not any("_train" in key or "_score" in key or "/" in key for key in keys)

@@ -5,9 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from lab.library import device as library_device
 from lab.load import parse
 from profiles.footprint import Footprint
-from profiles.memory import device_bytes, kv_blocks, kv_bytes, peaks, pools, together, worker_footprint
+from profiles.memory import (
+    crowded,
+    device_bytes,
+    kv_blocks,
+    kv_bytes,
+    peaks,
+    pools,
+    roomier,
+    together,
+    worker_footprint,
+)
 
 BIG = Path("scenarios/ppo-7b-16gpu.yaml").read_text()
 ACTOR = "actor.train: {pool: actors, data_parallel: 3, tensor_parallel: 2, zero_stage: 2}"
@@ -76,3 +87,29 @@ def test_in_time_slices_the_largest_counts_and_never_more_than_all() -> None:
 def test_a_reward_function_takes_no_memory() -> None:
     scenario = parse(Path("scenarios/quickstart.yaml").read_text())
     assert device_bytes(scenario, scenario.team("reward", "score")[0]) == 0
+
+
+def test_the_capacity_is_what_the_driver_leaves() -> None:
+    kind = library_device("a100-80g-sxm")
+    assert kind.usable_bytes is not None
+    assert peaks(parse(BIG))["rollout"]["capacity_bytes"] == kind.usable_bytes < kind.memory_bytes
+
+
+def test_offloaded_states_take_host_memory() -> None:
+    """Sixteen bytes per parameter in all, whatever ZeRO divides them by: fp32 masters, two moments, fp32 gradients."""
+    scenario = parse(BIG)
+    parameters = scenario.spec("critic").parameters
+    found = pools(scenario)
+    assert found["critic"].host_bytes == pytest.approx(16 * parameters, rel=0.01)
+    assert all(pool.host_bytes == 0 for name, pool in found.items() if name != "critic")
+
+
+def test_weights_that_leave_no_room_are_called_that() -> None:
+    small = parse(BIG.replace("a100-80g-sxm", "rtx-4090").replace("qwen2.5-7b", "qwen2.5-14b"))
+    engine = small.team("actor", "generate")[0]
+    text, remedy = crowded(small, engine), roomier(small, engine)
+    weights = worker_footprint(small, engine).resident["weights"]
+    assert f"weights take {weights / 1e9:.1f} GB" in text and "no room" in text
+    assert "tensor_parallel above 1" in remedy and "dtype: fp8" in remedy
+    assert pools(small)["rollout"].short == text
+    assert not crowded(parse(BIG), parse(BIG).team("actor", "generate")[0])

@@ -173,3 +173,11 @@ def test_moves_of_weights_and_states() -> None:
 def test_an_op_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="lunch"):
         cost(made(), "lunch", PASS)
+
+
+def test_a_weight_sync_pays_for_every_tensor_beside_its_bytes() -> None:
+    """Qwen2.5 7B: 28 layers of 4 + 3 matrices, 3 biases and 2 norms; embeddings, head and the last norm."""
+    small = cost(made(), "weight_sync", {"calls": 1.0, "bytes": 1.0})
+    assert small == pytest.approx(5e-4 * (28 * 12 + 3), rel=0.01)
+    large = cost(made(), "weight_sync", {"calls": 1.0, "bytes": 15e9})
+    assert large > small + 15e9 / 600e9

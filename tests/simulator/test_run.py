@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from lab.dataflow import build, conforms
 from lab.errors import InputError
-from lab.load import load
+from lab.load import load, parse
 from lab.metrics import summarise
 from lab.scenario import Scenario
 from lab.timeline import Timeline
@@ -250,3 +251,12 @@ def test_the_header_says_what_the_timeline_is_of() -> None:
     assert header.origin == "simulated" and header.pools["spare"] and header.memory["rollout"]["fits"]
     assert header.lanes["actor.train[2]"].devices == ("train[4]", "train[5]")
     assert header.digest == scenario("ppo-7b-16gpu").digest
+
+
+def test_weights_that_leave_no_room_are_named_instead_of_the_cache() -> None:
+    text = Path("scenarios/ppo-7b-16gpu.yaml").read_text()
+    small = parse(text.replace("a100-80g-sxm", "rtx-4090").replace("qwen2.5-7b", "qwen2.5-14b"))
+    with pytest.raises(InputError, match=r"(?s)weights take 29\.\d GB.*no room for KV") as caught:
+        simulate(small, {"rtx-4090": datasheet("rtx-4090")})
+    assert caught.value.key == "place.actor.generate"
+    assert "tensor_parallel above 1" in caught.value.remedy and "dtype: fp8" in caught.value.remedy

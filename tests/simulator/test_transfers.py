@@ -15,7 +15,7 @@ from profiles.roofline import averaging
 from simulator.network import Flow
 from simulator.run import simulate
 from simulator.traffic import ring
-from simulator.transfers import Gradients, broadcast, networked, written
+from simulator.transfers import Gradients, broadcast, networked, per_tensor, written
 from simulator.world import Process, World
 
 BIG = load("scenarios/ppo-7b-16gpu.yaml").model_dump(mode="json", by_alias=True) | {"num_steps": 2}
@@ -101,7 +101,7 @@ def test_alone_a_broadcast_takes_its_closed_form(shape: tuple[int, int, int], to
     here = world(scenario(shape, topology=topology))
     sender = here.scenario.team("actor", "train")[0]
     closed = here.cost(sender, "weight_sync", {"bytes": SIZE}).seconds
-    found = seconds(here, here.network.play(broadcast(here, sender, SIZE, closed)))
+    found = per_tensor(here, sender) + seconds(here, here.network.play(broadcast(here, sender, SIZE, closed)))
     assert found == pytest.approx(closed, rel=1e-6)
 
 

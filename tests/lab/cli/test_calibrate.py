@@ -85,3 +85,21 @@ def test_a_log_that_does_not_add_up_exits_with_2_and_one_message(tmp_path: Path)
     done = lab(tmp_path, "calibrate", log, "--device", "h100-80g-sxm")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert f"{log}:1: timing_s/step: the stages add up to 4 s (gen 3, ref 1), the step took 9 s" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["calibrate", "report"])
+@pytest.mark.parametrize("name", ["none", "none.jsonl", "none.csv", "none/deep"])
+def test_a_source_that_is_not_there_is_called_missing(tmp_path: Path, command: str, name: str) -> None:
+    from lab.cli.calibrate import points
+    from lab.cli.report import report
+    from lab.errors import InputError
+
+    with pytest.raises(InputError, match="no such file") as caught:
+        points(tmp_path / name) if command == "calibrate" else report(tmp_path / name)
+    assert caught.value.file == str(tmp_path / name) and caught.value.remedy
+
+
+def test_a_profile_of_a_device_that_the_scenario_lacks_exits_with_2(tmp_path: Path) -> None:
+    done = lab(tmp_path, "simulate", "scenarios/quickstart.yaml", "--profile", "l40s", "--out", tmp_path)
+    assert done.returncode == 2 and "is of l40s, and the scenario uses cpu-core" in done.stderr
+    assert not list(tmp_path.glob("quickstart*"))

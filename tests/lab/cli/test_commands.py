@@ -151,7 +151,8 @@ def test_a_profile_of_another_machine_is_said_to_be_one(tmp_path: Path) -> None:
     from profiles.profile import load, shipped
 
     other = load(shipped()["cpu-core-epyc"])
-    other.model_copy(update={"source": {"machine": {"cpu": "another", "cores": 512}}}).save(tmp_path / "other.yaml")
+    source = {"machine": {"cpu": "another", "cores": 512}}
+    other.model_copy(update={"name": "other", "source": source}).save(tmp_path / "other.yaml")
     done = lab("simulate", QUICK, "--out", tmp_path / "runs", "--profile", tmp_path / "other.yaml")
     assert done.returncode == 0
     assert "another machine" in done.stderr and "lab profile --quick" in done.stderr

@@ -43,3 +43,29 @@ def test_a_wrong_file_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as ended:
         main(["fit-memory", str(file)])
     assert ended.value.code == 2 and "int7" in capsys.readouterr().err
+
+
+def test_check_tells_by_its_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "tight.yaml"
+    file.write_text(Path(MINIMAL).read_text().replace(", lora: {rank: 16}", ""))
+    for path, status in ((MINIMAL, 0), (str(file), 1)):
+        for more in ([], ["--json"]):
+            with pytest.raises(SystemExit) as ended:
+                main(["fit-memory", path, "--check", *more])
+            assert ended.value.code == status
+    capsys.readouterr()
+
+
+def test_json_names_keys_as_the_file_spells_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit-memory", MINIMAL, "--json"])
+    pools = json.loads(capsys.readouterr().out)["pools"].values()
+    keys = {row["key"] for pool in pools for row in (*pool["possible"], *pool["taken"])}
+    assert "place.actor.train.zero_stage" in keys or "place.actor.train.offload" in keys
+    assert not any("_train" in key or "_score" in key for key in keys)
+
+
+def test_host_memory_of_what_is_offloaded_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit-memory", "scenarios/ppo-7b-16gpu.yaml"])
+    assert "of host memory on a machine" in capsys.readouterr().out
