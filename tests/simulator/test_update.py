@@ -77,8 +77,8 @@ def test_context_parallel_ranks_average_gradients_even_of_one_data_rank() -> Non
 def test_adapters_shrink_what_is_synced_saved_and_optimised() -> None:
     lora = {"models": {"actor": {"arch": "qwen2.5-7b", "lora": {"rank": 16}}}, "checkpoint": {"every_steps": 1}}
     whole, small = play(checkpoint={"every_steps": 1}), play(**lora)
-    for stage, op in (("weight_sync", "transfer"), ("update_actor", "optimizer")):
-        assert seconds(small, stage, op) < 0.1 * seconds(whole, stage, op)
+    assert seconds(small, "update_actor", "optimizer") < 0.1 * seconds(whole, "update_actor", "optimizer")
+    assert seconds(small, "weight_sync", "transfer") < 0.5 * seconds(whole, "weight_sync", "transfer")  # tensors remain
     sent = [sum(span.bytes for span in ops(t, "update_actor", "grad_sync")) for t in (small, whole)]
     assert sent[0] < 0.01 * sent[1]
     actor = [sum(s.bytes for s in ops(t, "checkpoint", "write") if "actor" in s.worker) for t in (small, whole)]
