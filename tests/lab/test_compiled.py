@@ -1,6 +1,7 @@
 """The cache of compiled functions notices every edit."""
 
 import importlib.util
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ HOLDERS = sorted(
     path.relative_to(ROOT)
     for package in ("lab", "profiles", "simulator", "executor")
     for path in (ROOT / package).rglob("*.py")
-    if compiled.MARK in path.read_text()
+    if re.search(r"^from lab.compiled import .*(compiled|allocating)|^MARK = ", path.read_text(), re.MULTILINE)
 )
 """files that hold compiled functions, and lab/compiled.py itself"""
 
