@@ -15,7 +15,7 @@ HOLDERS = sorted(
     path.relative_to(ROOT)
     for package in ("lab", "profiles", "simulator", "executor")
     for path in (ROOT / package).rglob("*.py")
-    if re.search(r"^from lab.compiled import .*(compiled|allocating)|^MARK = ", path.read_text(), re.MULTILINE)
+    if re.search(r"^\s*from lab.compiled import .*(compiled|allocating)|^MARK = ", path.read_text(), re.MULTILINE)
 )
 """files that hold compiled functions, and lab/compiled.py itself"""
 
