@@ -56,19 +56,14 @@ class Played:
     case: Case
     engine: Engine
     tpot_s: float
-    ttft_s: float
     tpot_per: Floats
     """(3,) for each of the constants"""
-    ttft_per: Floats
     waits: bool
     """for room in the KV cache: not all clients are served at once"""
     notes: tuple[str, ...]
 
     def tpot(self, constants: Floats) -> float:
         return self.tpot_s + float(self.tpot_per @ constants)
-
-    def ttft(self, constants: Floats) -> float:
-        return self.ttft_s + float(self.ttft_per @ constants)
 
 
 def dense(half: str = "even") -> ValidationSet:
@@ -148,26 +143,19 @@ def _played(case: Case, engine: Engine, table: EngineTable, blocks: int, notes: 
         max_num_seqs=case.clients, max_num_batched_tokens=engine.budget, num_blocks=blocks + 1, prefix_caching=False,
         async_scheduling=engine.asynchronous,
     )  # fmt: skip
-    base = _means(replay(table, settings, requests), responses, case.clients)
+    base = _tpot(replay(table, settings, requests), responses)
     costed = replace(table, step_s=1.0), replace(table, sequence_s=1.0), replace(table, prefill_step_s=1.0)
-    added = [_means(replay(own, settings, requests), responses, case.clients) - base for own in costed]
-    share = np.array(added) * np.array([[1.0], [1.0], [float(engine.spec.layers)]])
+    added = [_tpot(replay(own, settings, requests), responses) - base for own in costed]
+    share = np.array(added) * np.array([1.0, 1.0, float(engine.spec.layers)])
     held = case.clients * 0.9 * (case.prompt + case.response)
     return Played(
-        case=case, engine=engine, tpot_s=float(base[0]), ttft_s=float(base[1]), tpot_per=share[:, 0],
-        ttft_per=share[:, 1], waits=held > blocks * 16, notes=notes,
+        case=case, engine=engine, tpot_s=base, tpot_per=share, waits=held > blocks * 16, notes=notes,
     )  # fmt: skip
 
 
-def _means(played: Replayed, responses: NDArray[np.int64], clients: int) -> Floats:
-    """Mean time per output token, and mean time to the first one since the client could send the request.
-
-    A client sends when its last answer is complete, and requests are taken in order: number i is sent when i − C
-    requests are complete.
-    """
-    complete = np.sort(played.last_token_s)
-    sent = np.concatenate([np.zeros(min(clients, len(complete))), complete])[: len(complete)]
-    return np.array([np.nanmean(played.tpot_s(responses)), np.mean(played.first_token_s - sent)])
+def _tpot(played: Replayed, responses: NDArray[np.int64]) -> float:
+    """Mean time per output token."""
+    return float(np.nanmean(played.tpot_s(responses)))
 
 
 def fit(parts: Sequence[Played]) -> Floats:

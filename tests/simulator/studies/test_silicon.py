@@ -9,7 +9,7 @@ import pytest
 from profiles.engine_table import Fusion
 from profiles.readers.silicon import MODULE
 from simulator.studies.accuracy import errors
-from simulator.studies.silicon import Played, _contradicts, _means, _rule, fit, kv_blocks, play
+from simulator.studies.silicon import Played, _contradicts, _rule, fit, kv_blocks, play
 from simulator.studies.silicon_rows import DENSE, MINIMAX, Case, Engine, cases, engine_of
 
 installed = pytest.mark.skipif(find_spec(MODULE) is None, reason="the extra `silicon` is not installed")
@@ -22,7 +22,7 @@ ENGINE = Engine(MINIMAX, "fp8", "fp8", "fp8", Fusion(), 8192, True, ())
 
 def played(case: Case, tpot_s: float, per: tuple[float, float, float], *, waits: bool = False) -> Played:
     return Played(
-        case=case, engine=ENGINE, tpot_s=tpot_s, ttft_s=0.0, tpot_per=np.array(per), ttft_per=np.zeros(3), waits=waits, notes=()
+        case=case, engine=ENGINE, tpot_s=tpot_s, tpot_per=np.array(per), waits=waits, notes=()
     )  # fmt: skip
 
 
@@ -58,19 +58,6 @@ def test_rules_name_what_they_take_out() -> None:
     assert _rule(replace(CASE, model=DENSE[2]), [], part) == "near-peak"
     assert _rule(replace(CASE, model=DENSE[1], precision="bf16"), [], part) == ""
     assert _rule(replace(CASE, model=DENSE[1], precision="fp8"), [], part) == "near-peak"
-
-
-def test_a_client_sends_when_its_last_answer_is_complete() -> None:
-    class Two:
-        first_token_s = np.array([1.0, 2.0, 6.0])
-        last_token_s = np.array([5.0, 4.0, 8.0])
-
-        def tpot_s(self, responses):
-            return (self.last_token_s - self.first_token_s) / (responses - 1)
-
-    tpot, ttft = _means(Two(), np.array([5, 3, 2]), clients=2)
-    assert tpot == pytest.approx((1.0 + 1.0 + 2.0) / 3)
-    assert ttft == pytest.approx((1.0 + 2.0 + (6.0 - 4.0)) / 3), "the third is sent when the second is complete"
 
 
 def test_lengths_are_drawn_as_the_benchmark_draws_them() -> None:
