@@ -10,6 +10,7 @@ from pathlib import Path
 from executor.origin import origin
 from executor.tasks import reward_function
 from executor.tokenizer import IDS
+from executor.unbuilt import unbuilt
 from lab.errors import InputError
 from lab.model import ModelSpec
 from lab.scenario import Scenario
@@ -30,7 +31,7 @@ SPREADS = {
 
 def refuse(scenario: Scenario) -> None:
     """Raises InputError naming the first key that this executor cannot honour on this machine."""
-    for rule in (_build, _network, _devices, _models, _placements, _engine, _reward):
+    for rule in (unbuilt, _build, _network, _devices, _models, _placements, _engine, _reward):
         for key, problem, remedy in rule(scenario):
             raise InputError(key=key, problem=problem, remedy=remedy)
 

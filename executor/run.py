@@ -19,10 +19,11 @@ from executor.ledger import Ledger
 from executor.limits import refuse
 from executor.stages import Stages
 from executor.workers import Workers
-from lab.dataflow import Dataflow, build
+from lab.dataflow import Dataflow
 from lab.errors import InputError
 from lab.scenario import Scenario
 from lab.timeline import Timeline
+from lab.wiring import build
 
 Progress = Callable[[str, int], None]
 """called with the stage that has just ended and the number of finished steps"""

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lab.placement import Worker
-from lab.scenario import Scenario
 from lab.timeline import Span, Timeline
 
 SETUP_STAGES = frozenset({"setup", "restore"})
@@ -31,6 +30,8 @@ class Node:
     """prompt, sample, batch or weights"""
     every: int = 1
     """it runs on the steps k with (k + 1) % every == 0"""
+    continuous: bool = False
+    """it works without steps of its own: it takes what comes, and its iteration k ends when batch k is handed on"""
 
     def runs(self, step: int) -> bool:
         return (step + 1) % self.every == 0
@@ -48,6 +49,8 @@ class Edge:
     """iteration k of the target uses iteration k - lag of the source; negative for a barrier that looks ahead"""
     capacity: int | None = None
     """iterations of output that may wait; None: unbounded"""
+    streams: bool = False
+    """units go one by one: iteration k of the target may start once that of the source has, and ends after it"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,9 @@ class Dataflow:
     def requirements(self, stage: str, step: int) -> list[tuple[str, int]]:
         """The (stage, step) pairs that must have ended before this one starts; its own previous run among them."""
         needed = [
-            (edge.source, min(step - edge.lag, self.num_steps - 1)) for edge in self.edges if edge.target == stage
+            (edge.source, min(step - edge.lag, self.num_steps - 1))
+            for edge in self.edges
+            if edge.target == stage and not edge.streams
         ]
         needed += [
             (edge.target, step - edge.capacity)
@@ -76,75 +81,15 @@ class Dataflow:
         needed.append((stage, step - self.nodes[stage].every))
         return [(name, k) for name, k in needed if k >= 0 and self.nodes[name].runs(k)]
 
+    def streams(self, stage: str, step: int) -> list[tuple[str, int]]:
+        """The (stage, step) pairs that hand on their units one by one: they must have started, and end first."""
+        return [(edge.source, step) for edge in self.edges if edge.target == stage and edge.streams]
+
     def policy_version(self, stage: str, step: int) -> int:
         """Version of the actor behind a stage: rollouts use the last one synchronised, training makes the next."""
         lag = next(edge.lag for edge in self.edges if edge.target == "rollout" and edge.unit == "weights")
         behind = {"rollout", "reward", "reference", "value", "advantage"}
         return max(step + 1 - lag, 0) if stage in behind else step + 1
-
-
-def build(scenario: Scenario) -> Dataflow:
-    """The dataflow of a scenario. Raises ValueError for a cycle that can never start."""
-    ppo, reference = scenario.algorithm.name == "ppo", scenario.algorithm.needs_reference
-    team = {key: tuple(worker.name for worker in scenario.team(*key.split("."))) for key in _TEAMS}
-    nodes = [
-        Node(stage="rollout", role="actor", workers=team["actor.generate"], output="sample"),
-        Node(stage="reward", role="reward", workers=team["reward.score"], output="sample"),
-    ]
-    if reference:
-        nodes.append(Node(stage="reference", role="reference", workers=team["reference.score"], output="sample"))
-    if ppo:
-        nodes.append(Node(stage="value", role="critic", workers=team["critic.train"], output="sample"))
-    nodes.append(Node(stage="advantage", role="actor", workers=team["actor.train"][:1], output="batch"))
-    if ppo:
-        nodes.append(Node(stage="update_critic", role="critic", workers=team["critic.train"], output="weights"))
-    nodes.append(Node(stage="update_actor", role="actor", workers=team["actor.train"], output="weights"))
-    sync = team["actor.train"] + team["actor.generate"]
-    nodes.append(Node(stage="weight_sync", role="actor", workers=sync, output="weights"))
-    if scenario.checkpoint.every_steps is not None:
-        trained = team["actor.train"] + (team["critic.train"] if ppo else ())
-        nodes.append(
-            Node(
-                stage="checkpoint",
-                role="actor",
-                workers=trained,
-                output="weights",
-                every=scenario.checkpoint.every_steps,
-            )
-        )
-    dataflow = Dataflow(
-        nodes={node.stage: node for node in nodes},
-        edges=tuple(_edges([node.stage for node in nodes], scenario.schedule.mode)),
-        workers=scenario.workers,
-        num_steps=scenario.num_steps,
-    )
-    check(dataflow)
-    return dataflow
-
-
-_TEAMS = ("actor.generate", "actor.train", "critic.train", "reference.score", "reward.score")
-
-
-def _edges(stages: list[str], mode: str) -> Iterator[Edge]:
-    ahead = 1 if mode == "one_step_off" else 0
-    scores = [stage for stage in ("reward", "reference", "value") if stage in stages]
-    for stage in scores:
-        yield Edge(source="rollout", target=stage, unit="sample", capacity=1 + ahead)
-        yield Edge(source=stage, target="advantage", unit="sample", capacity=1 + ahead)
-    if "update_critic" in stages:
-        yield Edge(source="advantage", target="update_critic", unit="batch", capacity=1)
-        yield Edge(source="update_critic", target="value", unit="weights", lag=1)
-    yield Edge(source="advantage", target="update_actor", unit="batch", capacity=1)
-    yield Edge(source="update_actor", target="weight_sync", unit="weights", capacity=1)
-    yield Edge(source="weight_sync", target="advantage", unit="order", lag=1)
-    yield Edge(source="weight_sync", target="rollout", unit="weights", lag=1 + ahead)
-    if ahead:
-        yield Edge(source="rollout", target="weight_sync", unit="order", lag=-ahead)
-    if "checkpoint" in stages:
-        for trained in [stage for stage in ("weight_sync", "update_critic") if stage in stages]:
-            yield Edge(source=trained, target="checkpoint", unit="weights")
-        for following in [stage for stage in ("advantage", "value") if stage in stages]:
-            yield Edge(source="checkpoint", target=following, unit="order", lag=1)
 
 
 def check(dataflow: Dataflow) -> None:
@@ -201,8 +146,11 @@ def _ordered(dataflow: Dataflow, spans: list[Span], slack: float) -> Iterator[st
         for needed in dataflow.requirements(stage, step):
             if needed not in ends:
                 yield f"{stage} of step {step} ran without {needed[0]} of step {needed[1]}"
-            elif ends[needed] > start + slack:
+            elif ends[needed] > start + slack and not dataflow.nodes[needed[0]].continuous:
                 yield f"{stage} of step {step} started before {needed[0]} of step {needed[1]} ended"
+        for source in dataflow.streams(stage, step):
+            if source not in starts or starts[source] > start + slack or ends[source] > ends[stage, step] + slack:
+                yield f"{stage} of step {step} is not beside and after {source[0]} of step {source[1]}"
 
 
 def _disjoint(spans: list[Span], slack: float) -> Iterator[str]:

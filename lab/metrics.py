@@ -134,11 +134,12 @@ def _throughput(timeline: Timeline, makespan: float) -> dict[str, Any]:
     """Counts over all complete steps, rates over the makespan."""
     samples = timeline.header.samples
     thrown_away = any(samples.get(fate, 0) for fate in ("dropped", "aborted", "lost"))
+    wasted = timeline.header.wasted_tokens if thrown_away else 0
     notes = {"prompt": "prompt_tokens", "response": "response_tokens", "recomputed": "recomputed_tokens"}
     tokens = {kind: _total(timeline, note) for kind, note in notes.items()}
     response, trained = tokens["response"], samples.get("trained")
     return {
-        "tokens": tokens | {"wasted": None if thrown_away else 0},
+        "tokens": tokens | {"wasted": wasted},
         "samples": samples,
         "samples_per_s": trained / makespan if trained is not None and makespan else None,
         "response_tokens_per_s": response / makespan if response is not None and makespan else None,

@@ -14,6 +14,7 @@ from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator,
 from lab.algorithm import LEARNING, Algorithm
 from lab.cluster import Cluster, ClusterChoice, local_cluster
 from lab.errors import WrongValue
+from lab.faults import Checkpoint
 from lab.hf_config import names_config, quantized
 from lab.hf_config import read as read_config
 from lab.library import Device, closest, device
@@ -22,8 +23,12 @@ from lab.library import models as library_models
 from lab.lora import Lora
 from lab.model import Dtype, ModelSpec
 from lab.placement import BYTE_WIDE, Generate, Place, RewardScore, Role, Score, Sharing, Train, Work, Worker, ranges
+from lab.publication import WeightSync
 from lab.records import Record
-from lab.units import Bytes
+from lab.rollout import Rollout
+from lab.sampling import Sampling
+from lab.schedule import Schedule
+from lab.training import Optimizer, Update
 from lab.workload import Workload
 
 
@@ -121,94 +126,6 @@ class Data(Record):
     """Where prompts come from."""
 
     task: Literal["echo"] = Field(default="echo", description="a built-in task", json_schema_extra=LEARNING)
-
-
-class Rollout(Record):
-    """The rollout engine. Names are vLLM's."""
-
-    max_num_seqs: int = Field(default=256, ge=1, description="sequences that run at once in one engine")
-    max_num_batched_tokens: int = Field(default=8192, ge=1, description="tokens scheduled in one iteration")
-    kv_memory_fraction: float = Field(
-        default=0.9, gt=0, le=1, description="share of device memory for weights and KV cache (gpu_memory_utilization)"
-    )
-    kv_bytes: Bytes | None = Field(
-        default=None, gt=0, description="KV cache of each engine in bytes; overrides kv_memory_fraction"
-    )
-    block_tokens: int = Field(
-        default=16, ge=1, description="tokens of a KV block (block_size); on GPUs a multiple of 16"
-    )
-    prefix_caching: bool = Field(default=True, description="samples of one prompt share its KV blocks")
-    async_scheduling: bool | None = Field(
-        default=None,
-        description="schedule the next iteration while one is computed; simulated as the lag alone: what an iteration "
-        "yields is known one iteration later, whose time stays the same; null: as vLLM does, on GPUs but not on a CPU",
-    )
-    reserve_full_isl: bool = Field(
-        default=True, description="a request joins only where all its known tokens fit (scheduler_reserve_full_isl)"
-    )
-    reuse_uncached_first: bool = Field(
-        default=True, description="freed blocks without known content are handed out first: vLLM 0.32; false: vLLM 0.19"
-    )
-    watermark: float = Field(
-        default=0.0, ge=0, lt=1, description="share of KV blocks that admissions leave free beside running requests"
-    )
-    batching: Literal["continuous", "static"] = Field(
-        default="continuous", description="static: the next batch begins when the last request of one has ended"
-    )
-    kv_layout: Literal["paged", "contiguous"] = Field(
-        default="paged", description="contiguous: every request reserves room for the longest sequence when it joins"
-    )
-    dispatch: Literal["round_robin", "weighted", "least_loaded", "length_buckets"] = Field(
-        default="round_robin",
-        description="who gets which prompts of a step, all samples of a prompt together; weighted: in turn, by speed; "
-        "least_loaded: the one that would get to it first; length_buckets: as many classes of length as there are "
-        "speeds, the longest to the fastest engines, predicted from earlier steps (prompt i of every step is taken "
-        "for the same prompt), before them the workload's mean",
-    )
-
-
-class Sampling(Record):
-    """How tokens are drawn."""
-
-    temperature: float = Field(default=1.0, gt=0, description="divides the logits", json_schema_extra=LEARNING)
-
-
-class Update(Record):
-    """How a step's samples become optimizer steps."""
-
-    minibatch_samples: int = Field(ge=1, description="samples (not prompts) of one optimizer step, over all ranks")
-    microbatch_tokens: int = Field(ge=1, description="padded tokens of one forward and backward pass on one rank")
-    recompute: Literal["none", "full"] = Field(default="none", description="activation checkpointing of every layer")
-
-
-class Optimizer(Record):
-    """AdamW."""
-
-    lr: float = Field(default=1e-6, gt=0, json_schema_extra=LEARNING)
-    critic_lr: float | None = Field(default=None, gt=0, description="null: as lr", json_schema_extra=LEARNING)
-    grad_clip: float = Field(default=1.0, gt=0, description="largest gradient norm", json_schema_extra=LEARNING)
-
-
-class Schedule(Record):
-    """What may overlap. one_step_off: rollout of step k+1 runs beside training of step k, one version behind."""
-
-    mode: Literal["synchronous", "one_step_off"] = "synchronous"
-
-
-class Checkpoint(Record):
-    """Writes of all trained state to storage."""
-
-    every_steps: int | None = Field(default=None, ge=1, description="null: never")
-
-
-class WeightSync(Record):
-    """How weights reach the engines."""
-
-    topology: Literal["chain", "tree", "flat"] = Field(
-        default="chain",
-        description="chain: in pieces from device to device; tree: whoever has them sends to one more; flat: the trainer "
-        "sends to every device",
-    )
 
 
 class Scenario(Record):

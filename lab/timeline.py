@@ -80,6 +80,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """by step: reward, loss, kl, logprob_gap, … of a measured run"""
     samples: dict[str, int] = {}
     """issued, trained, dropped, aborted, lost, buffered, in_flight"""
+    wasted_tokens: int | None = None
+    """response tokens generated for samples that were never trained on; None where nobody counted"""
     price_per_hour: float | None = None
     """US dollars per hour of all devices; null where a price is unknown"""
     software: dict[str, str] = {}

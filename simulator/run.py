@@ -13,18 +13,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lab.dataflow import build
 from lab.dealing import Share
 from lab.errors import InputError
 from lab.library import device as library_device
 from lab.placement import Worker
 from lab.scenario import Scenario
 from lab.timeline import Header, Timeline, header_of
+from lab.wiring import build
 from profiles.cost import CostModel
 from profiles.memory import crowded, peaks, roomier
 from profiles.profile import Profile
 from simulator import scoring, update
+from simulator.blocks import Ints
 from simulator.engine import TooSmall
+from simulator.ledger import BUFFERED, TRAINED
 from simulator.lockstep import start_engine
 from simulator.rollout import Piece, samples
 from simulator.world import Lane, Process, World
@@ -60,8 +62,13 @@ def _node(world: World, stage: str) -> Process:
     for step in world.dataflow.steps(stage):
         for needed in world.dataflow.requirements(stage, step):
             yield world.finished(*needed)
+        for needed in world.dataflow.streams(stage, step):
+            yield world.started(*needed)
+        world.started(stage, step).succeed()
         yield from _call(world, stage)
         yield world.env.all_of([world.env.process(part) for part in STAGES[stage](world, step)])
+        for stream in world.streams(stage, step):
+            stream.close()
         world.finished(stage, step).succeed()
 
 
@@ -73,23 +80,32 @@ def _call(world: World, stage: str) -> Process:
 
 def _rollout(world: World, step: int) -> list[Process]:
     engines, shares = world.scenario.team("actor", "generate"), world.dealer.deal(step)
+    everything = np.arange(world.scenario.workload.samples_per_step)
+    numbers = world.ledger.issue(step, everything, world.dataflow.policy_version("rollout", step))
+    world.ledger.batches[step] = numbers
     pairs = zip(engines, shares, strict=True)
-    return [_generate(world, worker, step, share) for worker, share in pairs if share.prompts]
+    return [_generate(world, worker, step, share, numbers) for worker, share in pairs if share.prompts]
 
 
-def _generate(world: World, worker: Worker, step: int, share: Share) -> Process:
-    """One engine's part of a step."""
+def _generate(world: World, worker: Worker, step: int, share: Share, numbers: Ints) -> Process:
+    """One engine's part of a step; `numbers` are the ledger's, of all samples of the step."""
     scenario, requests = world.scenario, samples(world.scenario, step, share.prompts)
+    mine = numbers.reshape(-1, scenario.workload.samples_per_prompt)[share.prompts].ravel()
+    streams = world.streams("rollout", step)
     engine = start_engine(scenario, worker, world.costs.engine_table(worker), requests)
     engine.arrive(range(len(requests)))
     lane = Lane(world, "rollout", step, worker)
     counts = dict.fromkeys(("iterations", "preemptions", "recomputed_tokens", "cached_tokens"), 0)
     for piece in engine.pieces():
         yield from _piece(world, lane, piece)
+        for stream in streams:
+            stream.put(mine[list(piece.ended)].tolist())
         counts["iterations"] += piece.iterations
         counts["preemptions"] += piece.preempted
         counts["recomputed_tokens"] += piece.recomputed_tokens
         counts["cached_tokens"] += piece.cached_tokens
+    world.ledger.generated(mine, requests.response)
+    world.ledger.settle(mine, BUFFERED)
     given, made = int(requests.prompt.sum()), int(requests.response.sum())
     host = {"calls": 1.0, "samples": float(len(requests)), "tokens": float(made)}
     yield from world.spend(worker, "rollout_host", host)
@@ -111,15 +127,19 @@ def _piece(world: World, lane: Lane, piece: Piece) -> Process:
 
 
 def _lengths(world: World, step: int) -> list[int]:
-    """Tokens of every sample of a step, prompt and response."""
-    scenario = world.scenario
-    prompts = scenario.workload.prompt_lengths(scenario.seed, step)[:, None]
-    return [int(n) for n in (prompts + scenario.workload.response_lengths(scenario.seed, step)).ravel()]
+    """Tokens of every sample of a step's batch, prompt and response."""
+    return [int(n) for n in world.ledger.lengths(step)]
 
 
 def _values(world: World, step: int) -> list[Process]:
     lengths = _lengths(world, step)
     return [scoring.value(world, step, lengths, rank) for rank in range(len(world.scenario.team("critic", "train")))]
+
+
+def _update_actor(world: World, step: int) -> list[Process]:
+    lengths = _lengths(world, step)
+    world.ledger.settle(world.ledger.batches[step], TRAINED)
+    return update.update(world, "actor", step, lengths)
 
 
 STAGES: dict[str, Callable[[World, int], list[Process]]] = {
@@ -129,7 +149,7 @@ STAGES: dict[str, Callable[[World, int], list[Process]]] = {
     "value": _values,
     "advantage": lambda world, step: [update.advantage(world, step, _lengths(world, step))],
     "update_critic": lambda world, step: update.update(world, "critic", step, _lengths(world, step)),
-    "update_actor": lambda world, step: update.update(world, "actor", step, _lengths(world, step)),
+    "update_actor": _update_actor,
     "weight_sync": lambda world, step: [update.weight_sync(world, step)],
     "checkpoint": update.checkpoint,
 }
@@ -138,19 +158,10 @@ STAGES: dict[str, Callable[[World, int], list[Process]]] = {
 
 def _header(world: World, wall_s: float) -> Header:
     scenario = world.scenario
-    trained = scenario.num_steps * scenario.workload.samples_per_step
-    samples = {
-        "issued": trained,
-        "trained": trained,
-        "dropped": 0,
-        "aborted": 0,
-        "lost": 0,
-        "buffered": 0,
-        "in_flight": 0,
-    }
     return msgspec.structs.replace(
         header_of(scenario, "simulated"), profiles=world.costs.header_profiles(), memory=peaks(scenario),
-        samples=samples, price_per_hour=_price(scenario), software=_software(), wall_s=wall_s,
+        samples=world.ledger.counts(), wasted_tokens=world.ledger.wasted_tokens(),
+        price_per_hour=_price(scenario), software=_software(), wall_s=wall_s,
     )  # fmt: skip
 
 

@@ -17,9 +17,11 @@ from lab.placement import Worker
 from lab.scenario import Scenario
 from lab.timeline import Span
 from profiles.cost import Cost, CostModel
+from simulator.ledger import Ledger
 
 if TYPE_CHECKING:
     from simulator.network import Network
+    from simulator.streams import Stream
 
 Process = Generator[simpy.Event, Any, Any]
 _DONE = 1e-12
@@ -102,9 +104,11 @@ class World:
         self.env = simpy.Environment()
         self.spans: list[Span] = []
         self.dealer = Dealer(scenario)
-        self._finished: dict[tuple[str, int], simpy.Event] = {
-            (stage, step): self.env.event() for stage in dataflow.nodes for step in dataflow.steps(stage)
-        }
+        self.ledger = Ledger(scenario)
+        runs = [(stage, step) for stage in dataflow.nodes for step in dataflow.steps(stage)]
+        self._started: dict[tuple[str, int], simpy.Event] = {run: self.env.event() for run in runs}
+        self._finished: dict[tuple[str, int], simpy.Event] = {run: self.env.event() for run in runs}
+        self._streams: dict[tuple[str, str, int], Stream] = {}
         self._cores: dict[str, Cores] = {}
 
     @cached_property
@@ -118,6 +122,21 @@ class World:
     @property
     def now(self) -> float:
         return float(self.env.now)
+
+    def started(self, stage: str, step: int) -> simpy.Event:
+        """The event that a stage of a step has what it needs and begins."""
+        return self._started[stage, step]
+
+    def stream(self, source: str, target: str, step: int) -> Stream:
+        """Samples on their way between two stages that overlap."""
+        from simulator.streams import Stream
+
+        return self._streams.setdefault((source, target, step), Stream(self.env))
+
+    def streams(self, source: str, step: int) -> list[Stream]:
+        """The streams that a stage fills in a step; none where all that it makes is handed on together."""
+        targets = [edge.target for edge in self.dataflow.edges if edge.source == source and edge.streams]
+        return [self.stream(source, target, step) for target in targets]
 
     def finished(self, stage: str, step: int) -> simpy.Event:
         """The event that a stage of a step has ended on all its workers."""

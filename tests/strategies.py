@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 from hypothesis import strategies as st
 
-from lab.dataflow import Dataflow, build
+from lab.dataflow import Dataflow
 from lab.load import load
 from lab.scenario import Scenario
 from lab.timeline import Span, Timeline, header_of
+from lab.wiring import build
 
 SCENARIOS = {path.stem: load(path) for path in sorted(Path("scenarios").glob("*.yaml"))}
 OPS = {

@@ -16,10 +16,11 @@ import pytest
 
 from executor.run import execute
 from lab import runs
-from lab.dataflow import build, conforms
+from lab.dataflow import conforms
 from lab.load import dump
 from lab.scenario import Scenario
 from lab.timeline import Timeline
+from lab.wiring import build
 from profiles.profile import datasheet
 from simulator.run import simulate
 

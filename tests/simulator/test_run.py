@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.dataflow import build, conforms
+from lab.dataflow import conforms
 from lab.errors import InputError
 from lab.load import load, parse
 from lab.metrics import summarise
 from lab.scenario import Scenario
 from lab.timeline import Timeline
+from lab.wiring import build
 from profiles.formula import FORMULAS
 from profiles.profile import OpProfile, Profile, Range, datasheet
 from simulator.rollout import Engine

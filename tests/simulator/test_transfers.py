@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from lab.dataflow import build
 from lab.load import load
 from lab.scenario import Scenario
 from lab.timeline import Span, Timeline
+from lab.wiring import build
 from profiles import collectives
 from profiles.cost import CostModel
 from profiles.profile import OpProfile, Range, datasheet

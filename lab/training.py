@@ -1,0 +1,26 @@
+"""How samples become optimizer steps."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from lab.algorithm import LEARNING
+from lab.records import Record
+
+
+class Update(Record):
+    """How a step's samples become optimizer steps."""
+
+    minibatch_samples: int = Field(ge=1, description="samples (not prompts) of one optimizer step, over all ranks")
+    microbatch_tokens: int = Field(ge=1, description="padded tokens of one forward and backward pass on one rank")
+    recompute: Literal["none", "full"] = Field(default="none", description="activation checkpointing of every layer")
+
+
+class Optimizer(Record):
+    """AdamW."""
+
+    lr: float = Field(default=1e-6, gt=0, json_schema_extra=LEARNING)
+    critic_lr: float | None = Field(default=None, gt=0, description="null: as lr", json_schema_extra=LEARNING)
+    grad_clip: float = Field(default=1.0, gt=0, description="largest gradient norm", json_schema_extra=LEARNING)
