@@ -159,7 +159,7 @@ def start_engine(scenario: Scenario, folder: Path) -> LLMEngine:
         WeightTransferEngineFactory.register_engine(BACKEND, GlooWeights)
     rollout = scenario.rollout
     arguments = EngineArgs(
-        model=str(folder), skip_tokenizer_init=True, dtype=scenario.models.actor.dtype, seed=scenario.seed,
+        model=str(folder), skip_tokenizer_init=True, dtype=scenario.model("actor").dtype, seed=scenario.seed,
         enforce_eager=True, max_model_len=scenario.workload.max_sequence_tokens + 1,
         max_num_seqs=rollout.max_num_seqs, max_num_batched_tokens=rollout.max_num_batched_tokens,
         enable_chunked_prefill=True, kv_cache_memory_bytes=int(rollout.kv_bytes or 0) or None,

@@ -69,9 +69,7 @@ class Learner:
         torch.set_num_threads(threads)
         self.scenario, self.role, self.rank, self.world, self.recorder = scenario, role, rank, world, recorder
         self.spec = scenario.spec(role)
-        train = scenario.place.actor_train if role == "actor" else scenario.place.critic_train
-        assert train is not None, "refused by lab.coherence"
-        self.zero_stage = train.zero_stage
+        self.zero_stage = scenario.train(role).zero_stage
         self.engine = self._start()
 
     def _start(self) -> Any:
@@ -122,7 +120,7 @@ class Learner:
         return found + [Microbatch(samples, filler, weight=0.0) for _ in range(missing)]
 
     def _packed(self, lengths: list[int]) -> list[list[int]]:
-        return pack(lengths, self.scenario.update.microbatch_tokens) if lengths else []
+        return pack(lengths, self.scenario.pass_tokens) if lengths else []
 
     def read(self, samples: Samples, chosen: Sequence[int], deals: bool) -> dict[int, Any]:
         """One array per sample, a number per response token: log-probs of the actor, values of the critic."""
@@ -142,7 +140,7 @@ class Learner:
             values: Tensor = self.engine(batch.ids, batch.mask)[:, :-1]
             return values
         logits = self.engine(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False).logits[:, :-1]
-        return logprobs(logits, batch.ids, self.scenario.sampling.temperature)
+        return logprobs(logits, batch.ids, self.scenario.sampling.fixed)
 
     def step(self, batches: list[Microbatch], objective: Objective, scale: float) -> dict[str, float]:
         """One optimizer step; `scale` is one over the response tokens of the mini-batch of all ranks.

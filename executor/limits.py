@@ -13,6 +13,7 @@ from executor.tokenizer import IDS
 from executor.unbuilt import unbuilt
 from lab.errors import InputError
 from lab.model import ModelSpec
+from lab.placement import Generate, Score, Train
 from lab.scenario import Scenario
 
 BLOCK_MULTIPLE = 32
@@ -31,12 +32,17 @@ SPREADS = {
 
 def refuse(scenario: Scenario) -> None:
     """Raises InputError naming the first key that this executor cannot honour on this machine."""
-    for rule in (unbuilt, _build, _network, _devices, _models, _placements, _engine, _reward):
+    for rule in (_algorithm, unbuilt, _build, _network, _devices, _models, _placements, _engine, _reward):
         for key, problem, remedy in rule(scenario):
             raise InputError(key=key, problem=problem, remedy=remedy)
 
 
 Refusal = tuple[str, str, str]
+
+
+def _algorithm(scenario: Scenario) -> Iterator[Refusal]:
+    if (name := scenario.algorithm.name) not in ("ppo", "grpo"):
+        yield "algorithm.name", f"{name} is not executed yet", "set it to ppo or grpo, or simulate the scenario"
 
 
 def _build(scenario: Scenario) -> Iterator[Refusal]:
@@ -67,7 +73,7 @@ def _network(scenario: Scenario) -> Iterator[Refusal]:
         for j, node in enumerate(site.nodes):
             if node.nics > 1:
                 yield f"cluster.sites[{i}].nodes[{j}].nics", "ports to other machines are not used", "set it to 1"
-    if scenario.weight_sync.topology != "chain":
+    if scenario.weight_sync.topology not in (None, "chain"):
         problem = f"weights go by one broadcast to all engines, not by {scenario.weight_sync.topology}"
         yield "weight_sync.topology", problem, "remove it, or simulate the scenario"
 
@@ -118,12 +124,13 @@ def _unbuilt(spec: ModelSpec) -> list[str]:
 def _placements(scenario: Scenario) -> Iterator[Refusal]:
     place = scenario.place
     parts = [(f"actor.generate[{i}]", part) for i, part in enumerate(place.actor_generate)]
-    named = {"actor.train": place.actor_train, "critic.train": place.critic_train}
+    named = {f"{role}.train": train for role, train in scenario.trained.items()}
     scores = {"reference.score": place.reference_score, "reward.score": place.reward_score}
     for key, engine in parts:
         if engine.data_parallel > 1:
             yield f"place.{key}.data_parallel", "copies inside an engine are not executed on a CPU", "use `engines`"
-    for key, part in [*parts, *named.items(), *scores.items()]:
+    everything: list[tuple[str, Generate | Train | Score | None]] = [*parts, *named.items(), *scores.items()]
+    for key, part in everything:
         for name, what in SPREADS.items() if part is not None else ():
             if getattr(part, name, 1) > 1:
                 yield f"place.{key}.{name}", f"{what} is not executed on a CPU", "set it to 1"
@@ -135,7 +142,7 @@ def _placements(scenario: Scenario) -> Iterator[Refusal]:
                 f"set it to {cores}",
             )
     for key, train in named.items():
-        if train is not None and train.offload != "none":
+        if train.offload != "none":
             yield f"place.{key}.offload", "a CPU has no other memory to offload to", "set `offload: none`"
 
 
@@ -177,8 +184,8 @@ def _blocks_bytes(spec: ModelSpec, tokens: int, block_tokens: int) -> float:
 
 
 def _reward(scenario: Scenario) -> Iterator[Refusal]:
-    name = scenario.place.reward_score.function
-    if name is not None:
+    score = scenario.place.reward_score
+    if score is not None and (name := score.function) is not None:
         try:
             reward_function(name, scenario.data.task)
         except ValueError as error:
@@ -186,4 +193,4 @@ def _reward(scenario: Scenario) -> Iterator[Refusal]:
 
 
 def _reward_model(scenario: Scenario) -> bool:
-    return scenario.place.reward_score.kind == "model"
+    return not scenario.place.reward_function

@@ -49,7 +49,7 @@ class RolloutWorker:
         self.recorder = Recorder(worker.name, worker.pool)
         self.policy_version = 0
         self._spec = scenario.spec("actor")
-        self._kv_bytes_per_token = self._spec.kv_bytes_per_token(scenario.models.actor.dtype)
+        self._kv_bytes_per_token = self._spec.kv_bytes_per_token(scenario.model("actor").dtype)
 
     def ready(self) -> dict[str, Any]:
         """Builds the network of version 0 and an engine around it."""
@@ -149,7 +149,7 @@ class RolloutWorker:
         from vllm.sampling_params import RequestOutputKind
 
         return SamplingParams(
-            temperature=self.scenario.sampling.temperature, seed=request.seed, logprobs=0, max_tokens=request.num_tokens,
+            temperature=self.scenario.sampling.fixed, seed=request.seed, logprobs=0, max_tokens=request.num_tokens,
             ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
 

@@ -31,7 +31,7 @@ class Passes:
     def __init__(self, scenario: Scenario, role: str, score: Score, recorder: Recorder) -> None:
         self._spec, self._role = scenario.spec(role), role
         self._score, self._recorder = score, recorder
-        self._max_tokens = scenario.update.microbatch_tokens
+        self._max_tokens = scenario.pass_tokens
 
     def over(
         self, samples: Samples, read: Callable[[torch.Tensor, torch.Tensor], Any], notes: dict[str, Any]
@@ -92,7 +92,7 @@ class ReferenceWorker:
         import torch
 
         logits = self._model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].float()
-        logprobs = torch.log_softmax(logits / self.scenario.sampling.temperature, dim=-1)
+        logprobs = torch.log_softmax(logits / self.scenario.sampling.fixed, dim=-1)
         found: NDArray[np.float32] = logprobs.gather(-1, ids[:, 1:, None]).squeeze(-1).numpy()
         return found
 
@@ -106,6 +106,7 @@ class RewardWorker:
 
     def ready(self) -> Info:
         place = self.scenario.place.reward_score
+        assert place is not None, "refused by lab.coherence"
         with self.recorder.stage("setup", -1):
             if place.function is not None:
                 self._rule = reward_function(place.function, self.scenario.data.task)
@@ -116,7 +117,7 @@ class RewardWorker:
 
     def score(self, step: int, samples: Samples) -> tuple[Columns, Info]:
         """`rewards`, shape [N]."""
-        judge = self._by_rule if self.scenario.place.reward_score.function is not None else self._by_model
+        judge = self._by_rule if self.scenario.place.reward_function else self._by_model
         with self.recorder.stage("reward", step, samples.policy_version) as notes:
             rewards = np.asarray(judge(samples, notes), dtype=np.float64)
         return {"rewards": rewards}, {"spans": self.recorder.take()}

@@ -10,6 +10,7 @@ import numpy as np
 from executor.algorithms.advantages import ADVANTAGES, joined
 from executor.experience import Samples
 from executor.recorder import Recorder
+from lab.algorithm import PolicyGradient
 from lab.placement import Worker
 from lab.policies.microbatch import deal, minibatches
 from lab.scenario import Scenario
@@ -68,7 +69,7 @@ class Trainer:
 
     def update(self, step: int, samples: Samples) -> Info:
         """Every optimizer step of a training step: epochs over mini-batches in fixed order."""
-        epochs = self.scenario.algorithm.ppo_epochs
+        epochs = self.scenario.algorithm.epochs
         chosen = minibatches(len(samples), self.scenario.update.minibatch_samples)
         with self.recorder.stage(f"update_{self.role}", step, step + 1) as notes:
             self._gap = 0.0
@@ -131,6 +132,7 @@ class Trainer:
         from executor.algorithms.losses import divergence, policy_loss
 
         algorithm, columns = self.scenario.algorithm, samples.columns
+        assert isinstance(algorithm, PolicyGradient), "refused by executor.limits"
         reference = batch.column(columns["reference_logprobs"]) if "reference_logprobs" in columns else None
         loss = policy_loss(
             output, batch.column(samples.logprobs), batch.column(columns["advantages"]), batch.response,

@@ -7,13 +7,58 @@ from typing import Any
 
 from lab.scenario import Scenario
 
-ONLY_SIMULATED: dict[str, str] = {}
+ONLY_SIMULATED: dict[str, str] = {
+    "sharing.*.switch": "a pool whose works take turns (`how: time_sliced`)",
+    "sharing.*.slices": "a pool whose works take turns (`how: time_sliced`)",
+    "schedule.trigger_samples": "a batch of its own size",
+    "schedule.staleness": "a bound on the age of samples",
+    "buffer": "an experience buffer",
+    "schedule.scoring": "scoring sample by sample",
+    "place.reference.score.replicas": "a scorer with several copies",
+    "place.reference.score.max_wait": "a batch that waits for more samples",
+    "place.reward.score.replicas": "a scorer with several copies",
+    "place.reward.score.max_wait": "a batch that waits for more samples",
+    "place.reward.score.remote": "a reward service elsewhere",
+    "place.reward.score.shares_trunk": "a reward that shares the reference's trunk",
+    "place.reward.score.cache": "a cache of rewards",
+    "algorithm.old_logprob": "computing the log-probabilities of samples anew",
+    "sampling.temperature.start": "a temperature that moves",
+    "sampling.mixture": "a mixture of temperatures",
+    "sampling.top_p": "drawing from a part of the probability",
+    "sampling.repetition_penalty": "a repetition penalty",
+    "sampling.best_of": "training on the best of several answers",
+    "sampling.beams": "beam search",
+    "sampling.lengths": "a model of the length of responses",
+    "evaluate": "an evaluation",
+    "update.microbatch_samples": "a limit on the samples of a micro-batch",
+    "update.pack": "micro-batches without padding",
+    "models.reward.lora": "a reward model that is trained",
+    "place.reward.train": "a reward model that is trained",
+    "faults": "a fault",
+    "scaling": "a number of workers that changes",
+    "rollout.over_issue": "over-issue with an early stop",
+    "rollout.stealing": "work stealing",
+    "checkpoint.blocking": "a checkpoint beside the next steps",
+    "checkpoint.keep": "the deletion of checkpoints",
+    "experience": "a way of samples of its own",
+    "weight_sync.trigger": "another way of weights than a push",
+    "weight_sync.every": "a pull of weights",
+    "weight_sync.transport": "a store of weights",
+    "weight_sync.payload": "a part of the weights in a weight sync",
+    "weight_sync.delta_share": "a part of the weights in a weight sync",
+    "weight_sync.in_flight": "a weight sync beside running samples",
+    "weight_sync.kv": "a weight sync beside running samples",
+    "weight_sync.barrier_timeout": "a barrier that is not waited for",
+}
 """by dotted key, what is not executed; `*` stands for every entry of a list or mapping. A key of a section covers all
 that lies in it"""
 
 
 def unbuilt(scenario: Scenario) -> Iterator[tuple[str, str, str]]:
     """Keys that are set to what is only simulated: key, problem and remedy."""
+    if scenario.schedule.mode == "asynchronous":
+        remedy = "set it to synchronous or one_step_off, or simulate the scenario"
+        yield "schedule.mode", "an asynchronous schedule is not executed yet", remedy
     given = scenario.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     for pattern, what in ONLY_SIMULATED.items():
         for key in _set(given, _parts(pattern), ()):
@@ -22,7 +67,7 @@ def unbuilt(scenario: Scenario) -> Iterator[tuple[str, str, str]]:
 
 def _parts(pattern: str) -> tuple[str, ...]:
     """`place.reward.score.kind` has the parts place, reward.score, kind: placements contain a dot."""
-    for work in ("actor.generate", "actor.train", "critic.train", "reference.score", "reward.score"):
+    for work in ("actor.generate", "actor.train", "critic.train", "reward.train", "reference.score", "reward.score"):
         pattern = pattern.replace(work, work.replace(".", "\0"))
     return tuple(part.replace("\0", ".") for part in pattern.split("."))
 
@@ -34,7 +79,7 @@ def _set(value: Any, parts: tuple[str, ...], path: tuple[str, ...]) -> Iterator[
     if not parts:
         yield ".".join(path).replace(".[", "[")
     elif parts[0] == "*":
-        entries = enumerate(value) if isinstance(value, list) else value.items()
+        entries: Any = enumerate(value) if isinstance(value, list) else value.items()
         for name, entry in entries:
             yield from _set(entry, parts[1:], (*path, f"[{name}]" if isinstance(value, list) else name))
     elif isinstance(value, dict) and parts[0] in value:

@@ -9,8 +9,15 @@ from lab.intervals import Interval, divide
 from lab.timeline import Span, Timeline
 
 COMMUNICATION_STAGES = frozenset({"weight_sync", "transfer"})
-APART = dict.fromkeys(("transfer", "grad_sync", "all_reduce"), "communication") | {"bubble": "waiting:pipeline"}
+SAMPLE_WAIT = "sample_wait"
+"""the op of a scorer that takes samples one by one and has none"""
+APART = dict.fromkeys(("transfer", "grad_sync", "all_reduce"), "communication") | {
+    "bubble": "waiting:pipeline",
+    SAMPLE_WAIT: "waiting:rollout",
+}
 """accounts of ops that are not the computing of their stage; a bubble is the filling and draining of a pipeline"""
+FAULT = "fault"
+"""work that a fault undid, and coming back from it"""
 DISPATCH = "waiting:dispatch"
 """between the end of what a stage waited for and its start: the driver and the calls to the workers"""
 
@@ -46,12 +53,15 @@ def _labelled(timeline: Timeline) -> dict[str, list[tuple[Span, list[tuple[str, 
         if span.op in APART:
             inside[span.span_id.split("#")[0]].append(span)
     found: dict[str, list[tuple[Span, list[tuple[str, Interval]]]]] = defaultdict(list)
-    for span in timeline.stages():
+    for span in [*timeline.stages(), *timeline.lost()]:
         found[span.worker].append((span, list(_parts(span, inside.get(span.span_id, [])))))
     return found
 
 
 def _parts(span: Span, apart: list[Span]) -> Iterator[tuple[str, Interval]]:
+    if span.lost or span.stage == "restore":
+        yield FAULT, (span.start_s, span.end_s)
+        return
     if span.stage in COMMUNICATION_STAGES:
         yield "communication", (span.start_s, span.end_s)
         return

@@ -101,7 +101,7 @@ def _title(text: str, y: float) -> Figure:
 def _bars(timeline: Timeline, axis: str, shown: set[str]) -> list[Figure]:
     """One trace per stage."""
     by_stage: dict[str, list[Span]] = defaultdict(list)
-    for span in timeline.stages()[:MAX_GANTT_SPANS]:
+    for span in [*timeline.stages(), *timeline.lost()][:MAX_GANTT_SPANS]:
         by_stage[span.stage].append(span)
     return [
         {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
@@ -225,8 +226,12 @@ class Cluster(Record):
 
     def site_of(self, device_id: str) -> Site:
         """The site that a device such as `train[7]` stands in."""
-        node = self.node_of(device_id)
-        return next(site for site in self.sites if node in site.nodes)
+        return self._homes[device_id.split("[")[0]][0]
+
+    @cached_property
+    def _homes(self) -> dict[str, tuple[Site, Node]]:
+        """By name of a group of machines."""
+        return {node.name: (site, node) for site in reversed(self.sites) for node in reversed(site.nodes)}
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -234,13 +239,12 @@ class Cluster(Record):
 
     def node_of(self, device_id: str) -> Node:
         """The group of machines that a device such as `train[7]` belongs to."""
-        name = device_id.split("[")[0]
-        return next(node for node in self.nodes if node.name == name)
+        return self._homes[device_id.split("[")[0]][1]
 
     def machine_of(self, device_id: str) -> str:
         """The machine a device stands on: `train[7]` on machines of four devices is on `train/1`."""
-        name, index = re.fullmatch(r"(.+)\[(\d+)\]", device_id).groups()  # type: ignore[union-attr]
-        return f"{name}/{int(index) // self.node_of(device_id).devices}"
+        name, index = device_id[:-1].split("[")
+        return f"{name}/{int(index) // self._homes[name][1].devices}"
 
     def select(self, expression: str) -> tuple[str, ...]:
         """Device ids named by `node[i]`, `node[i:j]` or `node`. Raises ValueError where there are none such."""

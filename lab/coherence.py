@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lab.placement import BYTE_WIDE, Generate, Role, Score, Train, Worker
+from lab import drawing, evaluation, experience, offline, publication, scaling
+from lab.asynchrony import contradictions
+from lab.placement import BYTE_WIDE, Generate, RewardScore, Role, Score, Sharing, Train, Worker
+from lab.slices import is_loaded
 
 if TYPE_CHECKING:
     from lab.model import ModelSpec
@@ -23,8 +26,13 @@ class Incoherent(ValueError):
 
 def check(scenario: Scenario) -> None:
     """Raises Incoherent for the first rule that does not hold."""
-    for rule in (_models, _pools, _placements, _parallel, _dtypes, _sharing, _batches, _lengths, _blocks):
+    for rule in (_models, _pools, _placements, _parallel, _dtypes, _sharing, _batches, _lengths, _blocks, _schedule):
         rule(scenario)
+    from lab.judging import check_scoring  # these name what they refuse in the same way
+    from lab.targets import check_faults
+
+    check_scoring(scenario)
+    check_faults(scenario)
 
 
 def _models(scenario: Scenario) -> None:
@@ -38,11 +46,18 @@ def _models(scenario: Scenario) -> None:
             seen.append(model.like)
             model = getattr(scenario.models, model.like)
     for role in scenario.algorithm.roles:
-        if role == "reward" and scenario.place.reward_score.kind == "function":
+        place = scenario.place
+        if role not in scenario.algorithm.trains and role == "reward" and not _scores_by_model(place.reward_score):
             continue
         if getattr(scenario.models, role) is None:
             problem = f"{scenario.algorithm.name} needs a {role} model"
-            raise Incoherent(f"models.{role}", problem, f"add `{role}: {{like: actor}}` under models")
+            other = next((name for name in ("actor", "reward") if name != role and getattr(scenario.models, name)), "")
+            shape = f"like: {other}" if other else "arch: qwen2.5-7b"
+            raise Incoherent(f"models.{role}", problem, f"add `{role}: {{{shape}}}` under models")
+    reward = scenario.models.reward
+    if reward is not None and reward.lora is not None and "reward" not in scenario.algorithm.trains:
+        problem = f"{scenario.algorithm.name} trains no reward model"
+        raise Incoherent("models.reward.lora", problem, "remove it; `algorithm: {name: reward_model}` trains one")
 
 
 def _pools(scenario: Scenario) -> None:
@@ -66,21 +81,24 @@ def _pools(scenario: Scenario) -> None:
 
 
 def _placements(scenario: Scenario) -> None:
-    place = scenario.place
-    needed = {
-        "critic.train": ("critic" in scenario.algorithm.roles, place.critic_train),
-        "reference.score": ("reference" in scenario.algorithm.roles, place.reference_score),
-    }
-    for key, (wanted, given) in needed.items():
-        if wanted and given is None:
-            problem = f"{scenario.algorithm.name} needs a placement of {key}"
-            raise Incoherent(f"place.{key}", problem, f"add `{key}: {{pool: …}}` under place")
+    place, algorithm = scenario.place, scenario.algorithm
+    needed = {f"{role}.train": getattr(place, f"{role}_train") for role in algorithm.trains}
+    frozen = [role for role in algorithm.roles if role not in algorithm.trains]
+    needed |= {f"{role}.score": getattr(place, f"{role}_score") for role in frozen}
+    if algorithm.rolls_out:
+        needed["actor.generate"] = place.actor_generate or None
+    for key, given in needed.items():
+        if given is None:
+            problem = f"{algorithm.name} needs a placement of {key}"
+            each = "[{pool: …}]" if key == "actor.generate" else "{pool: …}"
+            raise Incoherent(f"place.{key}", problem, f"add `{key}: {each}` under place")
     parts = [(f"place.actor.generate[{i}]", part.pool) for i, part in enumerate(place.actor_generate)]
     parts += [
         (f"place.{key}", part.pool)
         for key, part in (
             ("actor.train", place.actor_train),
             ("critic.train", place.critic_train),
+            ("reward.train", place.reward_train),
             ("reference.score", place.reference_score),
             ("reward.score", place.reward_score),
         )
@@ -93,17 +111,12 @@ def _placements(scenario: Scenario) -> None:
 
 def _parallel(scenario: Scenario) -> None:
     """What is cut into equal parts must divide."""
-    place, roles = scenario.place, scenario.algorithm.roles
-    parts: list[tuple[str, Role, Generate | Train | Score]] = [
-        (f"actor.generate[{i}]", "actor", part) for i, part in enumerate(place.actor_generate)
-    ]
-    parts.append(("actor.train", "actor", place.actor_train))
-    if place.critic_train is not None and "critic" in roles:
-        parts.append(("critic.train", "critic", place.critic_train))
-    if place.reference_score is not None and "reference" in roles:
-        parts.append(("reference.score", "reference", place.reference_score))
-    if place.reward_score.kind == "model":
-        parts.append(("reward.score", "reward", place.reward_score))
+    place = scenario.place
+    parts: list[tuple[str, Role, Generate | Train | Score]] = []
+    if scenario.algorithm.rolls_out:
+        parts += [(f"actor.generate[{i}]", "actor", part) for i, part in enumerate(place.actor_generate)]
+    parts += [(f"{role}.train", role, train) for role, train in scenario.trained.items()]
+    parts += [(f"{role}.score", role, score) for role, score in scenario.scored.items() if _is_model(score)]
     for key, role, part in parts:
         for name, problem, remedy in _indivisible(scenario.spec(role), part):
             raise Incoherent(f"place.{key}.{name}", problem, remedy)
@@ -137,10 +150,7 @@ def _indivisible(spec: ModelSpec, part: Generate | Train | Score) -> Iterator[tu
 
 def _dtypes(scenario: Scenario) -> None:
     """What is trained has at least 16 bits, and a GPU computes what it has units for."""
-    place = scenario.place
-    for role, train in (("actor", place.actor_train), ("critic", place.critic_train)):
-        if role not in scenario.algorithm.roles or train is None:
-            continue
+    for role in scenario.trained:
         model = scenario.model(role)
         if model.dtype in BYTE_WIDE and model.lora is None:
             remedy = (
@@ -168,7 +178,7 @@ def _dtype_key(scenario: Scenario, worker: Worker, name: str) -> str:
             index -= part.engines
     elif worker.work == "score":
         key = f"place.{worker.role}.score"
-        parts[key] = scenario.place.reward_score if worker.role == "reward" else scenario.place.reference_score
+        parts[key] = scenario.scored.get(worker.role)
     said = [key for key, part in parts.items() if name == "kv_dtype" or getattr(part, name, None) is not None]
     return f"{said[0]}.{name}" if said else f"models.{worker.role}.dtype"
 
@@ -178,13 +188,11 @@ def _sharing(scenario: Scenario) -> None:
         sharing = scenario.sharing.get(pool)
         _ranks_fit(scenario, pool)
         workers = [worker for worker in scenario.workers.values() if worker.pool == pool and _claims(scenario, worker)]
-        if sharing is not None and sharing.how == "resident":
-            wide = [worker for worker in workers if len(set(worker.devices)) < len(worker.devices)]
-            if wide:
-                problem = f"{wide[0].name} needs {len(wide[0].devices)} devices, pool {pool} has {len(devices)}"
-                raise Incoherent(f"pools.{pool}", problem, "use a larger pool or less tensor parallelism")
-            if scenario.device_of(pool).kind == "gpu":
-                _same_or_apart(pool, [(worker.name, set(worker.devices)) for worker in workers])
+        if sharing is not None and sharing.how != "exclusive":
+            for together in _loaded_together(sharing, workers):
+                _contending(scenario, pool, together)
+            if sharing.how == "time_sliced":
+                _slices(scenario, pool, sharing)
             continue
         demand = sum(len(worker.devices) for worker in workers)
         if demand > len(devices):
@@ -195,9 +203,61 @@ def _sharing(scenario: Scenario) -> None:
             )
 
 
+def _loaded_together(sharing: Sharing, workers: list[Worker]) -> list[list[Worker]]:
+    """The workers of each slice; all of them where none gives way."""
+    slices = [(sharing.slice_of(f"{worker.role}.{worker.work}"), worker) for worker in workers]
+    return [[worker for name, worker in slices if name == slice] for slice in dict.fromkeys(name for name, _ in slices)]
+
+
+def _contending(scenario: Scenario, pool: str, workers: list[Worker]) -> None:
+    wide = [worker for worker in workers if len(set(worker.devices)) < len(worker.devices)]
+    if wide:
+        problem = f"{wide[0].name} needs {len(wide[0].devices)} devices, pool {pool} has {len(scenario.devices[pool])}"
+        raise Incoherent(f"pools.{pool}", problem, "use a larger pool or less tensor parallelism")
+    if scenario.device_of(pool).kind == "gpu":
+        _same_or_apart(pool, [(worker.name, set(worker.devices)) for worker in workers])
+
+
+def _slices(scenario: Scenario, pool: str, sharing: Sharing) -> None:
+    """Works that take turns are all named, and what one leaves is there when it comes again."""
+    key = f"sharing.{pool}"
+    placed = dict.fromkeys(
+        f"{worker.role}.{worker.work}"
+        for worker in scenario.workers.values()
+        if worker.pool == pool and is_loaded(scenario, worker)
+    )
+    for work in placed:
+        if not sharing.slice_of(work):
+            raise Incoherent(f"{key}.slices", f"{work} is on this pool and in no slice", "add it to one")
+    for work in [work for together in sharing.slices or () for work in together]:
+        if work not in placed:
+            raise Incoherent(f"{key}.slices", f"no model is placed on this pool as {work}", "remove it")
+    if len({sharing.slice_of(work) for work in placed}) == 1:
+        raise Incoherent(f"{key}.how", "all works of this pool are in one slice", "set it to resident")
+    generated = "actor.generate" in placed
+    if sharing.switch == "sleep" and sharing.slice_of("actor.generate") != "actor.generate":
+        problem = "only engines can sleep, and none has a slice of its own here"
+        raise Incoherent(f"{key}.switch", problem, "set it to offload or reload, or give actor.generate its own slice")
+    if generated and scenario.schedule.mode != "synchronous":
+        problem = f"engines that take turns with other works cannot run beside them, as {scenario.schedule.mode} asks"
+        raise Incoherent("schedule.mode", problem, f"set it to synchronous, or give the engines a pool beside {pool}")
+    if generated and sharing.switch == "reload" and scenario.model("actor").lora is None:
+        problem = "an engine that starts from storage has the old weights"
+        raise Incoherent(f"{key}.switch", problem, "set it to offload or sleep, or train adapters: `lora: {rank: 16}`")
+
+
 def _claims(scenario: Scenario, worker: Worker) -> bool:
     """Whether a worker needs devices of its own; only a reward function may not."""
-    return worker.role != "reward" or scenario.claims_devices(scenario.place.reward_score)
+    return worker.work != "score" or scenario.claims_devices(scenario.scored[worker.role])
+
+
+def _scores_by_model(score: Score | None) -> bool:
+    """Whether a reward that is placed needs a model; one that is not placed is asked for by its place."""
+    return score is not None and _is_model(score)
+
+
+def _is_model(score: Score) -> bool:
+    return not isinstance(score, RewardScore) or score.kind == "model"
 
 
 def _ranks_fit(scenario: Scenario, pool: str) -> None:
@@ -205,7 +265,7 @@ def _ranks_fit(scenario: Scenario, pool: str) -> None:
     num_devices, sharing = len(scenario.devices[pool]), scenario.sharing.get(pool)
     if scenario.device_of(pool).kind != "gpu" or sharing is None or sharing.how == "exclusive":
         return
-    for role, key in (("actor", "actor.train"), ("critic", "critic.train")):
+    for role in scenario.trained:
         team = [worker for worker in scenario.team(role, "train") if worker.pool == pool]
         wanted = sum(len(worker.devices) for worker in team)
         if len(team) > 1 and wanted > num_devices:
@@ -214,7 +274,7 @@ def _ranks_fit(scenario: Scenario, pool: str) -> None:
             fits = (
                 f"set it to {num_devices // each}, or enlarge the pool" if num_devices >= each else "enlarge the pool"
             )
-            raise Incoherent(f"place.{key}.data_parallel", problem, fits)
+            raise Incoherent(f"place.{role}.train.data_parallel", problem, fits)
 
 
 def _same_or_apart(pool: str, groups: list[tuple[str, set[str]]]) -> None:
@@ -230,21 +290,46 @@ def _batches(scenario: Scenario) -> None:
     if scenario.algorithm.name == "grpo" and scenario.workload.samples_per_prompt < 2:
         problem = "grpo compares the samples of one prompt and needs at least two"
         raise Incoherent("workload.samples_per_prompt", problem, "set it to 2 or more")
+    if scenario.algorithm.together == 2 and scenario.workload.samples_per_prompt % 2:
+        problem = f"{scenario.algorithm.name} learns from pairs of responses to one prompt"
+        raise Incoherent("workload.samples_per_prompt", problem, "set it to 2: a chosen and a rejected response")
     samples, update = scenario.workload.samples_per_step, scenario.update
     if samples % update.minibatch_samples:
         problem = f"{update.minibatch_samples} samples do not divide the {samples} samples of a step"
         raise Incoherent("update.minibatch_samples", problem, "use a divisor of prompts_per_step × samples_per_prompt")
-    for key, part in (("actor.train", scenario.place.actor_train), ("critic.train", scenario.place.critic_train)):
-        if part is not None and update.minibatch_samples % part.data_parallel:
-            problem = f"{part.data_parallel} ranks do not divide a mini-batch of {update.minibatch_samples} samples"
-            raise Incoherent(f"place.{key}.data_parallel", problem, "use a divisor of update.minibatch_samples")
+    together = scenario.algorithm.together
+    for role, part in scenario.trained.items():
+        if update.minibatch_samples % (part.data_parallel * together):
+            what = f"{update.minibatch_samples} samples" if together == 1 else f"{update.minibatch_samples // 2} pairs"
+            problem = f"{part.data_parallel} ranks do not divide a mini-batch of {what}"
+            remedy = "use a divisor of update.minibatch_samples"
+            remedy += "" if together == 1 else f" / {together}: the {together} samples of a pair stay together"
+            raise Incoherent(f"place.{role}.train.data_parallel", problem, remedy)
 
 
 def _lengths(scenario: Scenario) -> None:
-    longest = scenario.workload.max_sequence_tokens
-    if longest > scenario.update.microbatch_tokens:
-        problem = f"the longest sequence ({longest} tokens) does not fit a micro-batch"
+    together, update = scenario.algorithm.together, scenario.update
+    longest = scenario.workload.max_sequence_tokens * together
+    if longest > (update.microbatch_tokens or longest):
+        what = "the longest sequence" if together == 1 else "the longest pair of sequences"
+        problem = f"{what} ({longest} tokens) does not fit a micro-batch"
         raise Incoherent("update.microbatch_tokens", problem, f"set it to {longest} or more")
+    if update.microbatch_samples is not None and update.microbatch_samples < together:
+        problem = f"{scenario.algorithm.name} learns from pairs, which one pass must hold"
+        raise Incoherent("update.microbatch_samples", problem, f"set it to {together} or more")
+
+
+RULES = (
+    offline.contradictions, contradictions, publication.contradictions, experience.contradictions, drawing.contradictions,
+    evaluation.contradictions, scaling.contradictions,
+)  # fmt: skip
+"""rules that stand with what they are about"""
+
+
+def _schedule(scenario: Scenario) -> None:
+    for contradiction in RULES:
+        for key, problem, remedy in contradiction(scenario):
+            raise Incoherent(key, problem, remedy)
 
 
 GPU_BLOCK_MULTIPLE = 16
@@ -255,6 +340,8 @@ SMALLEST_ROOM = 32
 
 def _blocks(scenario: Scenario) -> None:
     size, longest = scenario.rollout.block_tokens, scenario.workload.max_sequence_tokens
+    if not scenario.algorithm.rolls_out:
+        return
     gpu = any(scenario.device_of(part.pool).kind == "gpu" for part in scenario.place.actor_generate)
     if gpu and size % GPU_BLOCK_MULTIPLE:
         problem = f"{size} is not a multiple of {GPU_BLOCK_MULTIPLE}, which vLLM needs on a GPU"

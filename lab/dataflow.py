@@ -21,7 +21,7 @@ class Node:
     """A stage on its workers."""
 
     stage: str
-    """also the node's name"""
+    """also the node's name, unless it has a key"""
     role: str
     """the model it runs"""
     workers: tuple[str, ...]
@@ -32,6 +32,16 @@ class Node:
     """it runs on the steps k with (k + 1) % every == 0"""
     continuous: bool = False
     """it works without steps of its own: it takes what comes, and its iteration k ends when batch k is handed on"""
+
+    key: str = ""
+    """the name of a node whose stage has several"""
+    leaves: tuple[str, ...] = ()
+    """of a switch: the workers that give way; the others take their turn"""
+
+    @property
+    def name(self) -> str:
+        """Of the node, and the first part of its spans' ids."""
+        return self.key or self.stage
 
     def runs(self, step: int) -> bool:
         return (step + 1) % self.every == 0
@@ -49,6 +59,8 @@ class Edge:
     """iteration k of the target uses iteration k - lag of the source; negative for a barrier that looks ahead"""
     capacity: int | None = None
     """iterations of output that may wait; None: unbounded"""
+    number: int | None = None
+    """units that an iteration hands on; None: not said"""
     streams: bool = False
     """units go one by one: iteration k of the target may start once that of the source has, and ends after it"""
 
@@ -85,11 +97,34 @@ class Dataflow:
         """The (stage, step) pairs that hand on their units one by one: they must have started, and end first."""
         return [(edge.source, step) for edge in self.edges if edge.target == stage and edge.streams]
 
+    def hands_on(self, stage: str) -> list[str]:
+        """The stages that get a stage's units one by one."""
+        return [edge.target for edge in self.edges if edge.source == stage and edge.streams]
+
     def policy_version(self, stage: str, step: int) -> int:
         """Version of the actor behind a stage: rollouts use the last one synchronised, training makes the next."""
-        lag = next(edge.lag for edge in self.edges if edge.target == "rollout" and edge.unit == "weights")
-        behind = {"rollout", "reward", "reference", "value", "advantage"}
-        return max(step + 1 - lag, 0) if stage in behind else step + 1
+        behind = stage in {"rollout", "reward", "reference", "value", "old_logprob", "advantage"}
+        if self.continuous:
+            return self.version_at(step) if behind else self.version_at(step + 1)
+        return max(step + 1 - self._weights_lag, 0) if behind else step + 1
+
+    @property
+    def continuous(self) -> bool:
+        """Whether engines generate without a barrier."""
+        return "rollout" in self.nodes and self.nodes["rollout"].continuous
+
+    @property
+    def _weights_lag(self) -> int:
+        return next((edge.lag for edge in self.edges if edge.target == "rollout" and edge.unit == "weights"), 1)
+
+    def version_at(self, step: int) -> int:
+        """Version that the trainer has published when it starts an iteration, without a barrier."""
+        return step // self.nodes["weight_sync"].every
+
+    @property
+    def largest_lag(self) -> int:
+        """Versions by which a sample may be older than the trainer's when it is trained, without a barrier."""
+        return (self._weights_lag - 1) // self.nodes["weight_sync"].every
 
 
 def check(dataflow: Dataflow) -> None:
@@ -119,12 +154,14 @@ def conforms(dataflow: Dataflow, timeline: Timeline) -> list[str]:
     """
     slack = timeline.header.clock_residual_s + 1e-9
     stages = [span for span in timeline.spans if not span.op and span.stage not in SETUP_STAGES]
-    return [*_instantiates(dataflow, stages), *_ordered(dataflow, stages, slack), *_disjoint(stages, slack)]
+    free = _batched(dataflow, stages) if dataflow.continuous else ()
+    kept = [span for span in stages if not span.lost]
+    return [*_instantiates(dataflow, stages), *_ordered(dataflow, kept, slack), *_disjoint(stages, slack), *free]
 
 
 def _instantiates(dataflow: Dataflow, spans: list[Span]) -> Iterator[str]:
     for span in spans:
-        node = dataflow.nodes.get(span.stage)
+        node = dataflow.nodes.get(span.node)
         if node is None:
             yield f"{span.span_id}: the dataflow has no stage {span.stage}"
         elif span.worker not in node.workers or not node.runs(span.step):
@@ -136,21 +173,38 @@ def _instantiates(dataflow: Dataflow, spans: list[Span]) -> Iterator[str]:
 def _ordered(dataflow: Dataflow, spans: list[Span], slack: float) -> Iterator[str]:
     starts: dict[tuple[str, int], float] = {}
     ends: dict[tuple[str, int], float] = {}
+    free = set(dataflow.nodes["rollout"].workers) if dataflow.continuous else set()
     for span in spans:
-        key = (span.stage, span.step)
+        if span.node == "weight_sync" and span.worker in free:
+            continue  # it takes the weights when it can, and nobody waits for it
+        key = (span.node, span.step)
         starts[key] = min(span.start_s, starts.get(key, span.start_s))
         ends[key] = max(span.end_s, ends.get(key, span.end_s))
     for (stage, step), start in starts.items():
-        if stage not in dataflow.nodes:
+        if stage not in dataflow.nodes or dataflow.nodes[stage].continuous:
             continue
         for needed in dataflow.requirements(stage, step):
+            if dataflow.nodes[needed[0]].continuous:
+                continue
             if needed not in ends:
                 yield f"{stage} of step {step} ran without {needed[0]} of step {needed[1]}"
-            elif ends[needed] > start + slack and not dataflow.nodes[needed[0]].continuous:
+            elif ends[needed] > start + slack:
                 yield f"{stage} of step {step} started before {needed[0]} of step {needed[1]} ended"
         for source in dataflow.streams(stage, step):
             if source not in starts or starts[source] > start + slack or ends[source] > ends[stage, step] + slack:
                 yield f"{stage} of step {step} is not beside and after {source[0]} of step {source[1]}"
+
+
+def _batched(dataflow: Dataflow, spans: list[Span]) -> Iterator[str]:
+    """Without a barrier: whole batches, and no sample older than it may be."""
+    number = next((edge.number for edge in dataflow.edges if edge.target == "advantage" and edge.number), None)
+    for span in spans:
+        if span.stage != "advantage" or "lost" in span.attrs:
+            continue
+        if number is not None and span.attrs["samples"] != number:
+            yield f"{span.span_id}: a batch of {span.attrs['samples']} samples, not of {number}"
+        if span.attrs["lag_max"] > dataflow.largest_lag:
+            yield f"{span.span_id}: samples lag by {span.attrs['lag_max']} versions, not by at most {dataflow.largest_lag}"
 
 
 def _disjoint(spans: list[Span], slack: float) -> Iterator[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lab.drawing import issued
 from lab.policies.dispatch import DISPATCH, Engines, Prompts
 from lab.policies.lengths import LengthHistory
 from lab.scenario import Scenario
@@ -35,22 +37,34 @@ class Dealer:
         workload = scenario.workload
         self._scenario = scenario
         self._speed = [engine.speed for engine in scenario.team("actor", "generate")]
-        self._history = LengthHistory.empty(workload.prompts_per_step, workload.response_tokens.mean)
+        self._history = LengthHistory.empty(issued(scenario), workload.response_tokens.mean)
         self._new: list[tuple[npt.ArrayLike, npt.ArrayLike]] = []
 
-    def deal(self, step: int) -> list[Share]:
-        """The share of each engine, in the order of the engines."""
+    def deal(self, step: int, absent: Collection[int] = ()) -> list[Share]:
+        """The share of each engine, in the order of the engines; those that are absent get nothing."""
         rule, prompts = self._scenario.rollout.dispatch, self.prompts(step)
-        shares = DISPATCH[rule](prompts, Engines.idle(self._speed))
+        present = [index for index in range(len(self._speed)) if index not in absent]
+        dealt = DISPATCH[rule](prompts, Engines.idle([self._speed[index] for index in present]))
+        shares: list[list[int]] = [[] for _ in self._speed]
+        for index, share in zip(present, dealt, strict=True):
+            shares[index] = share
         return [self._share(rule, prompts, *pair) for pair in zip(shares, self._speed, strict=True)]
+
+    def choose(self, prompts: Sequence[tuple[int, int]], engines: Engines) -> list[list[int]]:
+        """Without a barrier: which of these prompts (step and index in it) each engine gets, as places in `prompts`."""
+        known = {step: self.prompts(step).predicted_tokens for step in {step for step, _ in prompts}}
+        waiting = Prompts(
+            predicted_tokens=np.array([known[step][index] for step, index in prompts]),
+            samples_per_prompt=self._scenario.num_tried, num_buckets=len(set(self._speed)),
+        )  # fmt: skip
+        return DISPATCH[self._scenario.rollout.dispatch](waiting, engines)
 
     def prompts(self, step: int) -> Prompts:
         """The prompts of a step as the dispatcher sees them: it knows their own lengths and predicts the responses'."""
-        workload = self._scenario.workload
-        known = workload.prompt_lengths(self._scenario.seed, step)
+        known = self._scenario.workload.prompt_lengths(self._scenario.seed, step, issued(self._scenario))
         return Prompts(
             predicted_tokens=known + self._learned().predict(np.arange(len(known))),
-            samples_per_prompt=workload.samples_per_prompt, num_buckets=len(set(self._speed)),
+            samples_per_prompt=self._scenario.num_tried, num_buckets=len(set(self._speed)),
         )  # fmt: skip
 
     def returned(self, prompts: npt.ArrayLike, tokens: npt.ArrayLike) -> None:

@@ -42,3 +42,7 @@ class WrongValue(ValueError):
 
     def __str__(self) -> str:
         return ": ".join(part for part in (".".join(map(str, self.path)), self.problem) if part)
+
+
+class RunStuck(Exception):
+    """A simulation in which everybody waits for somebody; the message says who for whom. The command exits with 1."""

@@ -24,6 +24,15 @@ def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
     return [(max(start, low), min(end, high)) for start, end in intervals if end > low and start < high]
 
 
+def without(interval: Interval, parts: Iterable[Interval]) -> list[Interval]:
+    """What is left of an interval outside of these parts of it."""
+    left, at = list[Interval](), interval[0]
+    for start, end in union(parts):
+        left.append((at, start))
+        at = end
+    return [(start, end) for start, end in (*left, (at, interval[1])) if end > start]
+
+
 def length(intervals: Iterable[Interval]) -> float:
     """Time that intervals cover together."""
     return sum(end - start for start, end in union(intervals))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -137,6 +137,14 @@ def pass_quantities(
         "layers": float(spec.layers),
         "activations": float(tokens * spec.layers * spec.hidden),
     } | zero_quantities(zero_stage)
+
+
+def packed_quantities(
+    spec: ModelSpec, role: str, lengths: Sequence[int], zero_stage: int = 0
+) -> dict[str, float]:  # fmt: skip
+    """Quantities of one forward pass over samples laid end to end: no padding, and each attends to itself alone."""
+    found = pass_quantities(spec, role, 1, sum(lengths), zero_stage)
+    return found | {"attention_flops": spec.attention_flops(sum(n * (n + 1) / 2 for n in lengths))}
 
 
 def zero_quantities(zero_stage: int) -> dict[str, float]:

@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import fmean, median, stdev
 from typing import Any
 
-from lab.accounts import accounts
-from lab.intervals import Interval, clip, divide, length
+from lab.accounts import SAMPLE_WAIT, accounts
+from lab.goodput import daly
+from lab.intervals import Interval, clip, divide, length, without
 from lab.timeline import SCHEMA_VERSION, Span, Timeline
 
-PUBLISHES = "weight_sync"
-"""the stage whose end publishes a policy version, and with it ends a step"""
+PUBLISHES = ("weight_sync", "update_actor", "update_critic")
+"""stages whose end publishes a version, and with it ends a step: without engines the update itself"""
 
 
 def publications(timeline: Timeline) -> list[float]:
-    """When each complete step's policy version was published, in order; a step k is complete if all before it are."""
+    """When each complete step's policy version was published, in order; a step k is complete if all before it are.
+
+    Without a barrier engines take a version when they can: it is published when the trainer has done its part.
+    """
     ends: dict[int, float] = {}
-    for span in timeline.stages():
-        if span.stage == PUBLISHES:
-            ends[span.step] = max(span.end_s, ends.get(span.step, span.end_s))
+    stages = timeline.stages()
+    ending = publishing({span.stage for span in stages})
+    for span in stages:
+        if span.stage == ending and (timeline.header.barrier or ".train[" in span.worker):
+            step = span.step // timeline.header.batches
+            ends[step] = max(span.end_s, ends.get(step, span.end_s))
     complete: list[float] = []
     while len(complete) in ends:
         complete.append(ends[len(complete)])
     return complete
+
+
+def publishing(stages: Collection[str]) -> str:
+    """The stage that ends a step of a run with these stages."""
+    if "rollout" in stages:
+        return PUBLISHES[0]
+    return next((stage for stage in PUBLISHES if stage in stages), PUBLISHES[0])
 
 
 def step_times(timeline: Timeline) -> list[float]:
@@ -44,13 +58,23 @@ def num_steady(timeline: Timeline) -> int:
     return max(len(publications(timeline)) - 1, 1)
 
 
+def at_work(timeline: Timeline) -> list[tuple[Span, list[Interval]]]:
+    """Stage spans and the intervals in which they do something: a scorer may wait for its samples in between."""
+    waits: dict[str, list[Interval]] = defaultdict(list)
+    for span in timeline.spans:
+        if span.op == SAMPLE_WAIT:
+            waits[span.span_id.split("#")[0]].append((span.start_s, span.end_s))
+    return [(span, without((span.start_s, span.end_s), waits.get(span.span_id, ()))) for span in timeline.stages()]
+
+
 def busy(timeline: Timeline) -> dict[str, list[float]]:
     """By stage, its wall seconds in each steady step in which it runs: the union over its workers."""
     found: dict[str, dict[int, list[Interval]]] = defaultdict(lambda: defaultdict(list))
     last = len(publications(timeline))
-    for span in timeline.stages():
-        if (1 if last > 1 else 0) <= span.step < last:
-            found[span.stage][span.step].append((span.start_s, span.end_s))
+    for span, parts in at_work(timeline):
+        step = span.step // timeline.header.batches
+        if (1 if last > 1 else 0) <= step < last:
+            found[span.stage][step] += parts
     return {stage: [length(parts) for parts in steps.values()] for stage, steps in found.items()}
 
 
@@ -61,8 +85,8 @@ def exposed(timeline: Timeline) -> tuple[dict[str, float], float]:
     """
     window = steady_window(timeline)
     active: dict[str, list[Interval]] = defaultdict(list)
-    for span in timeline.stages():
-        active[span.stage].append((span.start_s, span.end_s))
+    for span, parts in at_work(timeline):
+        active[span.stage] += parts
     shares, gaps = divide(active, window)
     steps = num_steady(timeline)
     return {stage: seconds / steps for stage, seconds in shares.items()}, sum(b - a for a, b in gaps) / steps
@@ -92,7 +116,10 @@ def summarise(timeline: Timeline) -> dict[str, Any]:
         **_steps(timeline),
         "pools": accounts(timeline, makespan),
         **_throughput(timeline, makespan),
+        **_goodput(timeline, makespan),
+        "storage": timeline.header.storage,
         "lag": _lag(timeline),
+        "packing": _packing(timeline),
         "preemptions": _total(timeline, "preemptions"),
         "overhead_share": _overhead(timeline),
         "device_hours": sum(map(len, header.pools.values())) * makespan / 3600,
@@ -122,7 +149,8 @@ def _steps(timeline: Timeline) -> dict[str, Any]:
 
 def _rollouts(timeline: Timeline) -> list[Span]:
     done = len(publications(timeline))
-    return [span for span in timeline.stages() if span.stage == "rollout" and span.step < done]
+    steps = done * timeline.header.batches
+    return [span for span in timeline.stages() if span.stage == "rollout" and span.step < steps]
 
 
 def _total(timeline: Timeline, note: str) -> int | None:
@@ -139,17 +167,50 @@ def _throughput(timeline: Timeline, makespan: float) -> dict[str, Any]:
     tokens = {kind: _total(timeline, note) for kind, note in notes.items()}
     response, trained = tokens["response"], samples.get("trained")
     return {
-        "tokens": tokens | {"wasted": wasted},
+        "tokens": tokens | {"wasted": wasted, "lost": timeline.header.lost_tokens},
         "samples": samples,
         "samples_per_s": trained / makespan if trained is not None and makespan else None,
         "response_tokens_per_s": response / makespan if response is not None and makespan else None,
     }
 
 
+def _goodput(timeline: Timeline, makespan: float) -> dict[str, Any]:
+    """Share of the makespan that made progress: not lost to faults, nor spent while nothing but a checkpoint went on.
+
+    The checkpoint interval that Daly's formula chooses goes by the seconds for which one holds the run up.
+    """
+    header, held = timeline.header, 0.0
+    kept = [span for span in timeline.stages() if "lost" not in span.attrs]  # what was lost is in `lost_s`
+    found = [(span.stage, (span.start_s, span.end_s)) for span in kept]
+    steps = {span.step for span in kept if span.stage == "checkpoint"}
+    if steps:
+        held = length(part for _, part in found) - length(part for stage, part in found if stage != "checkpoint")
+    known = header.mtbf_s is not None and steps
+    return {
+        "goodput": (makespan - header.lost_s - held) / makespan if makespan else None,
+        "lost_s": header.lost_s,
+        "checkpoint_s": held,
+        "mtbf_s": header.mtbf_s,
+        "young_daly_s": daly(held / len(steps), header.mtbf_s) if known and header.mtbf_s else None,
+        "faults": header.faults,
+    }
+
+
 def _lag(timeline: Timeline) -> dict[str, Any]:
     """Versions between the trainer and the samples it trains on: step k trains version k."""
+    if not timeline.header.barrier:
+        noted = [span.attrs for span in timeline.stages() if span.stage == "advantage" and "lost" not in span.attrs]
+        mean = fmean(note["lag_mean"] for note in noted) if noted else None
+        return {"mean": mean, "max": max((note["lag_max"] for note in noted), default=None)}
     lags = [span.step - span.policy_version for span in _rollouts(timeline)]
     return {"mean": fmean(lags) if lags else None, "max": max(lags, default=None)}
+
+
+def _packing(timeline: Timeline) -> dict[str, float | None]:
+    """Means over the updates of all ranks: share of padding among their tokens, and what the most loaded rank of a
+    mini-batch has above the mean."""
+    noted = [span.attrs for span in timeline.stages() if span.stage in PUBLISHES and "padding" in span.attrs]
+    return {name: fmean(note[name] for note in noted) if noted else None for name in ("padding", "imbalance")}
 
 
 def _overhead(timeline: Timeline) -> float | None:

@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 
 from lab.model import Dtype
 from lab.records import Record
+from lab.services import RemoteService, ScoreCache
+from lab.units import Seconds
 
 Role = Literal["actor", "critic", "reference", "reward"]
 Work = Literal["generate", "train", "score"]
@@ -17,13 +19,51 @@ BYTE_WIDE = ("fp8", "int8")
 KvDtype = Literal["float32", "bfloat16", "float16", "fp8"]
 
 
+Placed = Literal[
+    "actor.generate", "actor.train", "critic.train", "reward.train", "reference.score", "reward.score"
+]  # fmt: skip
+"""a role and its work, as a placement is written"""
+
+
 class Sharing(Record):
     """How a pool's devices are shared by the workers placed on it."""
 
-    how: Literal["exclusive", "resident"] = Field(
+    how: Literal["exclusive", "resident", "time_sliced"] = Field(
         default="exclusive",
-        description="exclusive: every worker has devices of its own; resident: all are loaded and contend for the devices",
+        description="exclusive: every worker has devices of its own; resident: all are loaded and contend for the "
+        "devices; time_sliced: the works take turns, and each change of what is loaded costs a switch",
     )
+    switch: Literal["sleep", "offload", "reload"] | None = Field(
+        default=None,
+        description="with time_sliced, how a work gives way: sleep: engines move their weights to the host and drop their "
+        "cache, the other works stay loaded; offload: trainers and scorers move their states to the host too; reload: "
+        "all end, and start again from storage",
+    )
+    slices: tuple[tuple[Placed, ...], ...] | None = Field(
+        default=None,
+        description="with time_sliced, which works are loaded together, for example [[actor.generate], [actor.train, "
+        "critic.train]]; null: every work takes its turn alone",
+    )
+
+    @model_validator(mode="after")
+    def _switched(self) -> Sharing:
+        sliced = self.how == "time_sliced"
+        if sliced != (self.switch is not None):
+            raise ValueError("`switch` is needed with `how: time_sliced`, and only there: sleep, offload or reload")
+        if self.slices is not None and not sliced:
+            raise ValueError("`slices` have a meaning with `how: time_sliced` only")
+        named = [work for together in self.slices or () for work in together]
+        if len(set(named)) < len(named):
+            raise ValueError("a work is in one slice only")
+        return self
+
+    def slice_of(self, work: str) -> str:
+        """The slice that a work (`actor.train`) is loaded in, named after all its works; empty where none has it."""
+        if self.how != "time_sliced":
+            return ""
+        if self.slices is None:
+            return work
+        return next((" + ".join(together) for together in self.slices if work in together), "")
 
 
 class Parallelism(Record):
@@ -130,7 +170,18 @@ class Score(Record):
     pool: str
     tensor_parallel: int = Field(default=1, ge=1, le=1024)
     dtype: Dtype | None = Field(default=None, description="of weights and computation; null: the model's")
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        le=10**4,
+        description="copies, each with tensor_parallel devices; they share the samples of a step out, or serve one queue",
+    )
     max_batch_samples: int = Field(default=32, ge=1, description="samples of one forward pass")
+    max_wait: Seconds = Field(
+        default=0.0,
+        description="with scoring sample by sample, how long the first sample of a batch that is not full waits for "
+        "others; 0: a free worker takes what is there",
+    )
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads of the worker; no meaning on a GPU")
 
     @property
@@ -141,12 +192,31 @@ class Score(Record):
 class RewardScore(Score):
     """The reward: a model, or a function of prompt and response."""
 
-    kind: Literal["model", "function"] = "model"
+    kind: Literal["model", "function", "remote"] = Field(
+        default="model", description="function: on host threads, of its pool's machine; remote: a service elsewhere"
+    )
     function: str | None = Field(
         default=None,
         description="`task`: the reward of the built-in task; or `module:name` of a function (prompt, response) -> float",
         json_schema_extra={"effect": "learning"},
     )
+    remote: RemoteService | None = Field(default=None, description="how the service answers; needed with kind: remote")
+    shares_trunk: bool = Field(
+        default=False,
+        description="the reward is a head on the reference's trunk: the reference's passes, on the same devices, are its "
+        "own as well",
+    )
+    cache: ScoreCache | None = Field(default=None, description="scores that are kept; null: all are computed")
+
+    @model_validator(mode="after")
+    def _remote_described(self) -> RewardScore:
+        if (self.kind == "remote") != (self.remote is not None):
+            raise ValueError("`remote` is needed with `kind: remote`, and only there")
+        if self.shares_trunk and self.kind != "model":
+            raise ValueError("`shares_trunk` is for `kind: model`: a head needs a trunk")
+        if self.shares_trunk and self.cache is not None:
+            raise ValueError("`cache` saves nothing with `shares_trunk`: the reference's pass is made anyway")
+        return self
 
     @model_validator(mode="after")
     def _function_named(self) -> RewardScore:
@@ -158,13 +228,29 @@ class RewardScore(Score):
 
 
 class Place(Record):
-    """Placements by (role, work), written `role.work`. Work that is not placed runs where that model trains."""
+    """Placements by (role, work), written `role.work`. Work that is not placed runs where that model trains.
 
-    actor_generate: tuple[Generate, ...] = Field(alias="actor.generate", min_length=1, description="engines may differ")
-    actor_train: Train = Field(alias="actor.train")
+    What the algorithm has no use for may be left out, and is left alone where it stands.
+    """
+
+    actor_generate: tuple[Generate, ...] = Field(default=(), alias="actor.generate", description="engines may differ")
+    actor_train: Train | None = Field(default=None, alias="actor.train")
     critic_train: Train | None = Field(default=None, alias="critic.train")
+    reward_train: Train | None = Field(
+        default=None, alias="reward.train", description="of the algorithm reward_model alone"
+    )
     reference_score: Score | None = Field(default=None, alias="reference.score")
-    reward_score: RewardScore = Field(alias="reward.score")
+    reward_score: RewardScore | None = Field(default=None, alias="reward.score")
+
+    @property
+    def reward_function(self) -> bool:
+        """Whether rewards come from a function or a service elsewhere instead of a model."""
+        return self.reward_score is not None and self.reward_score.kind != "model"
+
+    @property
+    def reward_head(self) -> bool:
+        """Whether the reward is a head on the reference's trunk, computed on the reference's devices."""
+        return self.reward_score is not None and self.reward_score.shares_trunk
 
 
 class Worker(Record):

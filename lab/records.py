@@ -10,7 +10,7 @@ class Record(BaseModel):
 
     A field's `json_schema_extra={"effect": ...}` says what changing it does where it does not change the spans:
     `learning` (recorded losses or rewards), `label` (a name), `memory` (only whether the work fits), `resume` (only
-    how long a run takes to load what was saved).
+    how long a run takes to load what was saved), `storage` (only what lies in storage).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())

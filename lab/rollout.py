@@ -52,3 +52,12 @@ class Rollout(Record):
         "speeds, the longest to the fastest engines, predicted from earlier steps (prompt i of every step is taken "
         "for the same prompt), before them the workload's mean",
     )
+    over_issue: float = Field(
+        default=0.0, ge=0, le=10,
+        description="share of prompts issued beyond those of a step; the first prompts_per_step whose samples are all "
+        "back are kept, and the rest is aborted",
+    )  # fmt: skip
+    stealing: bool = Field(
+        default=False,
+        description="an engine that has nothing waiting takes waiting samples from one that has more than it can start",
+    )

@@ -13,8 +13,11 @@ from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator,
 
 from lab.algorithm import LEARNING, Algorithm
 from lab.cluster import Cluster, ClusterChoice, local_cluster
+from lab.drawing import tried
 from lab.errors import WrongValue
-from lab.faults import Checkpoint
+from lab.evaluation import Evaluate
+from lab.experience import Experience
+from lab.faults import Checkpoint, Fault
 from lab.hf_config import names_config, quantized
 from lab.hf_config import read as read_config
 from lab.library import Device, closest, device
@@ -27,7 +30,8 @@ from lab.publication import WeightSync
 from lab.records import Record
 from lab.rollout import Rollout
 from lab.sampling import Sampling
-from lab.schedule import Schedule
+from lab.scaling import Scale, Scaled
+from lab.schedule import Buffer, Schedule
 from lab.training import Optimizer, Update
 from lab.workload import Workload
 
@@ -116,10 +120,10 @@ class FrozenModel(Model):
 class Models(Record):
     """The models by role; roles that the algorithm does not use are not needed."""
 
-    actor: TrainedModel
+    actor: TrainedModel | None = None
     critic: TrainedModel | None = None
     reference: FrozenModel | None = None
-    reward: FrozenModel | None = Field(default=None, description="not needed where the reward is a function")
+    reward: TrainedModel | None = Field(default=None, description="not needed where the reward is a function")
 
 
 class Data(Record):
@@ -152,8 +156,13 @@ class Scenario(Record):
     update: Update
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
+    buffer: Buffer = Buffer()
     weight_sync: WeightSync = WeightSync()
+    experience: Experience | None = Field(default=None, description="null: samples go with the calls, at no cost")
     checkpoint: Checkpoint = Checkpoint()
+    evaluate: Evaluate = Evaluate()
+    scaling: dict[Scaled, Scale] = Field(default_factory=dict, description="by work; all that are placed where not named")
+    faults: tuple[Fault, ...] = Field(default=(), description="what fails, at a time or by chance")
     num_steps: int = Field(ge=1, le=10**6)
 
     @model_validator(mode="after")
@@ -201,34 +210,64 @@ class Scenario(Record):
     def workers(self) -> dict[str, Worker]:
         """Every worker of the scenario by name, in the order of the Gantt's lanes."""
         found: list[Worker] = []
-        taken: dict[str, int] = {}
+        taken: dict[tuple[str, str], int] = {}
 
         def add(role: Role, work: Work, part: Generate | Train | Score, count: int) -> None:
-            devices, start = self.devices[part.pool], taken.get(part.pool, 0)
+            together = self._together(part.pool, f"{role}.{work}")
+            devices, start = self.devices[part.pool], taken.get(together, 0)
             first = sum(worker.role == role and worker.work == work for worker in found)
             turned = devices[start % len(devices) :] + devices[: start % len(devices)]
             for i, group in enumerate(ranges(turned, count, part.parallelism.devices), start=first):
                 found.append(self._worker(f"{role}.{work}[{i}]", role, work, part, group))
             if self.claims_devices(part):
-                taken[part.pool] = start + count * part.parallelism.devices
+                taken[together] = start + count * part.parallelism.devices
 
-        roles, place = self.algorithm.roles, self.place
-        for part in place.actor_generate:
+        for part in self.place.actor_generate if self.algorithm.rolls_out else ():
             add("actor", "generate", part, part.engines)
-        scored: dict[Role, Score | None] = {"reference": place.reference_score, "reward": place.reward_score}
-        for role, score in scored.items():
-            if role in roles and score is not None:
-                add(role, "score", score, 1)
-        trained: dict[Role, Train | None] = {"actor": place.actor_train, "critic": place.critic_train}
-        for role, train in trained.items():
-            if role in roles and train is not None:
-                add(role, "train", train, train.data_parallel)
+        for role, score in self.scored.items():
+            if role == "reward" and self.place.reward_head:
+                trunks = [worker for worker in found if worker.role == "reference"]
+                heads = [(f"reward.score[{i}]", trunk.devices) for i, trunk in enumerate(trunks)]
+                found += [self._worker(name, role, "score", score, devices) for name, devices in heads]
+            else:
+                add(role, "score", score, score.replicas)
+        for role, train in self.trained.items():
+            add(role, "train", train, train.data_parallel)
         return {worker.name: worker for worker in found}
 
+    def _together(self, pool: str, work: str) -> tuple[str, str]:
+        """Who is dealt the devices of a pool one after the other: all its workers, or those of one time slice."""
+        return pool, self.sharing[pool].slice_of(work) if pool in self.sharing else ""
+
+    @property
+    def scored(self) -> dict[Role, Score]:
+        """By role: how the frozen models (or the function) are placed whose scores the algorithm needs."""
+        place, algorithm = self.place, self.algorithm
+        parts: dict[Role, Score | None] = {"reference": place.reference_score, "reward": place.reward_score}
+        needed = [role for role in algorithm.roles if role not in algorithm.trains]
+        return {role: part for role, part in parts.items() if role in needed and part is not None}
+
+    @property
+    def trained(self) -> dict[Role, Train]:
+        """By role: how the models are placed that the algorithm trains."""
+        place = self.place
+        parts: dict[Role, Train | None] = {
+            "actor": place.actor_train, "critic": place.critic_train, "reward": place.reward_train,
+        }  # fmt: skip
+        return {role: part for role, part in parts.items() if role in self.algorithm.trains and part is not None}
+
     def claims_devices(self, part: Generate | Train | Score) -> bool:
-        """Whether work needs devices of its pool; a reward function among GPUs computes on the host."""
-        function = isinstance(part, RewardScore) and part.kind == "function"
-        return not (function and self.device_of(part.pool).kind == "gpu")
+        """Whether work needs devices of its pool: not a head on another model, nor a reward function among GPUs, which
+        computes on the host, nor calls of a service elsewhere."""
+        if not isinstance(part, RewardScore) or part.kind == "model":
+            return not (isinstance(part, RewardScore) and part.shares_trunk)
+        return part.kind == "function" and self.device_of(part.pool).kind != "gpu"
+
+    def on_host(self, worker: Worker) -> bool:
+        """Whether a worker computes on the host of its pool's GPUs: a reward function, or calls of a service elsewhere."""
+        if worker.work != "score" or worker.role != "reward" or not self.place.reward_function:
+            return False
+        return self.device_of(worker.pool).kind == "gpu"
 
     def device_of(self, pool: str) -> Device:
         """What the devices of a pool are; a pool lies on one node."""
@@ -255,10 +294,22 @@ class Scenario(Record):
 
     def train(self, role: str) -> Train:
         """How a role is trained. Raises ValueError where it is not."""
-        found = {"actor": self.place.actor_train, "critic": self.place.critic_train}.get(role)
-        if found is None:
-            raise ValueError(f"the role {role!r} is not trained")
-        return found
+        for name, found in self.trained.items():
+            if name == role:
+                return found
+        raise ValueError(f"the role {role!r} is not trained")
+
+    @property
+    def num_tried(self) -> int:
+        """Responses generated to each prompt: with best_of or beams more than the samples_per_prompt that are kept."""
+        return tried(self)
+
+    @property
+    def pass_tokens(self) -> int:
+        """Tokens, padding included, that one pass may hold: as said, and no more than so many of the longest samples."""
+        update, longest = self.update, self.workload.max_sequence_tokens
+        limits = [update.microbatch_tokens, update.microbatch_samples and update.microbatch_samples * longest]
+        return min(limit for limit in limits if limit)
 
     def trainable_parameters(self, role: str) -> int:
         """Parameters that an optimizer step changes: all of them, or those of the adapters."""

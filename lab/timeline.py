@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from lab.schedule import num_batches
+
 if TYPE_CHECKING:
     from lab.scenario import Scenario
 
@@ -20,14 +22,15 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     """An observed or predicted interval.
 
     A span without an `op` is a stage on one worker; spans with an `op` lie inside it, on the same worker.
-    `span_id` is `stage/step/worker` for a stage and `stage/step/worker#i` for its ops: equal in both worlds.
+    `span_id` is `stage/step/worker` for a stage and `stage/step/worker#i` for its ops: equal in both worlds. What is done
+    again after a fault is `stage/step/worker~2`.
     """
 
     span_id: str
     cause_ids: tuple[str, ...] = ()
     """spans whose end allowed this one to start; ops name their stage"""
     resource: str
-    """what is held exclusively; the worker's name"""
+    """what is held exclusively: the worker's name; of an op that goes on beside the worker's next stages, its own"""
     step: int
     stage: str
     op: str = ""
@@ -47,6 +50,16 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     def seconds(self) -> float:
         return self.end_s - self.start_s
 
+    @property
+    def lost(self) -> bool:
+        """Whether a fault undid what was done here."""
+        return "lost" in self.attrs
+
+    @property
+    def node(self) -> str:
+        """The node of the dataflow that this is of."""
+        return self.span_id.partition("/")[0]
+
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
     """A worker as the accounts and charts see it."""
@@ -65,6 +78,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """simulated or measured"""
     seed: int
     num_steps: int
+    barrier: bool = True
+    """whether engines wait for each other at the end of a step"""
+    batches: int = 1
+    """of a step: spans count their steps in batches"""
     status: str = "done"
     """done, failed or cancelled"""
     startup_s: float = 0.0
@@ -80,6 +97,16 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """by step: reward, loss, kl, logprob_gap, … of a measured run"""
     samples: dict[str, int] = {}
     """issued, trained, dropped, aborted, lost, buffered, in_flight"""
+    faults: list[dict[str, Any]] = []
+    """what failed: at_s, kind, target, recovery, lost_s, lost_tokens, and step where the run went back to one"""
+    lost_s: float = 0.0
+    """seconds of the run whose work was lost or in which it came back from a fault"""
+    lost_tokens: int = 0
+    """response tokens generated for samples that faults took"""
+    mtbf_s: float | None = None
+    """mean time between faults that take the run back to a checkpoint; None where there are none"""
+    storage: dict[str, Any] = {}
+    """of the checkpoints: written_bytes, peak_bytes, bytes (at the end), steps (that are there at the end)"""
     wasted_tokens: int | None = None
     """response tokens generated for samples that were never trained on; None where nobody counted"""
     price_per_hour: float | None = None
@@ -101,6 +128,8 @@ def header_of(scenario: Scenario, origin: str) -> Header:
         origin=origin,
         seed=scenario.seed,
         num_steps=scenario.num_steps,
+        barrier=scenario.schedule.mode != "asynchronous",
+        batches=num_batches(scenario.schedule, scenario.workload.samples_per_step),
         pools=scenario.devices,
         lanes={worker.name: Lane(pool=worker.pool, devices=worker.devices) for worker in scenario.workers.values()},
     )
@@ -117,8 +146,12 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         return cls(header=header, spans=tuple(sorted(spans, key=lambda span: (span.start_s, span.span_id))))
 
     def stages(self) -> list[Span]:
-        """The stage spans of all steps, setup left out."""
-        return [span for span in self.spans if not span.op and span.step >= 0]
+        """The stage spans of all steps, setup left out, and what faults undid."""
+        return [span for span in self.spans if not span.op and span.step >= 0 and not span.lost]
+
+    def lost(self) -> list[Span]:
+        """The stage spans that faults undid."""
+        return [span for span in self.spans if not span.op and span.step >= 0 and span.lost]
 
     def digest(self) -> str:
         """SHA-256 over the spans and what the header says of the work; wall time, host and paths are left out."""

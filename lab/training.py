@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lab.algorithm import LEARNING
 from lab.records import Record
@@ -14,8 +14,25 @@ class Update(Record):
     """How a step's samples become optimizer steps."""
 
     minibatch_samples: int = Field(ge=1, description="samples (not prompts) of one optimizer step, over all ranks")
-    microbatch_tokens: int = Field(ge=1, description="padded tokens of one forward and backward pass on one rank")
+    microbatch_tokens: int | None = Field(
+        default=None, ge=1, description="padded tokens of one forward and backward pass on one rank"
+    )
+    microbatch_samples: int | None = Field(
+        default=None,
+        ge=1,
+        description="samples of one forward and backward pass on one rank; with or instead of tokens",
+    )
+    pack: Literal["padded", "packed"] = Field(
+        default="padded",
+        description="padded: samples of a pass are filled up to its longest; packed: they are laid end to end",
+    )
     recompute: Literal["none", "full"] = Field(default="none", description="activation checkpointing of every layer")
+
+    @model_validator(mode="after")
+    def _limited(self) -> Update:
+        if self.microbatch_tokens is None and self.microbatch_samples is None:
+            raise ValueError("`microbatch_tokens` or `microbatch_samples` is needed: what one pass may hold")
+        return self
 
 
 class Optimizer(Record):

@@ -18,6 +18,18 @@ from lab.records import Record
 _Z95 = 1.6448536269514722  # 95th percentile of the standard normal distribution
 
 
+def possible(mean: float, p95: float) -> None:
+    """Raises ValueError where no lognormal distribution has this mean and 95th percentile."""
+    high = mean * math.exp(_Z95**2 / 2)
+    if not mean <= p95 <= high:
+        raise ValueError(f"no lognormal with mean {mean:g} has p95 {p95:g}; it lies in [{mean:g}, {high:.4g}]")
+
+
+def spread_of(mean: float, p95: float) -> float:
+    """The s of a lognormal: from mean = exp(mu + s²/2) and p95 = exp(mu + 1.645 s), s = z - sqrt(z² - 2 ln(p95/mean))."""
+    return _Z95 - math.sqrt(max(_Z95**2 - 2 * math.log(p95 / mean), 0.0))
+
+
 class Fixed(Record):
     """Every length is `value` tokens."""
 
@@ -46,17 +58,12 @@ class Lognormal(Record):
 
     @model_validator(mode="after")
     def _possible(self) -> Lognormal:
-        if not self.mean <= self.p95 <= self.mean * math.exp(_Z95**2 / 2):
-            low, high = self.mean, self.mean * math.exp(_Z95**2 / 2)
-            raise ValueError(
-                f"no lognormal with mean {self.mean:g} has p95 {self.p95:g}; it lies in [{low:g}, {high:.4g}]"
-            )
+        possible(self.mean, self.p95)
         return self
 
     @property
     def sigma(self) -> float:
-        """From mean = exp(mu + s²/2) and p95 = exp(mu + 1.645 s): s = z - sqrt(z² - 2 ln(p95/mean))."""
-        return _Z95 - math.sqrt(max(_Z95**2 - 2 * math.log(self.p95 / self.mean), 0.0))
+        return spread_of(self.mean, self.p95)
 
     def draw(self, uniform: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.int64]:
         normal = np.sqrt(-2 * np.log(uniform)) * np.cos(2 * np.pi * other)  # Box & Muller 1958
@@ -106,22 +113,31 @@ class Workload(Record):
     def max_sequence_tokens(self) -> int:
         return self.prompt_tokens.max + self.response_tokens.max
 
-    def prompt_lengths(self, seed: int, step: int) -> NDArray[np.int64]:
-        """Tokens of each prompt of a step, shape [prompts_per_step]."""
-        prompts = np.arange(self.prompts_per_step)
+    def prompt_lengths(self, seed: int, step: int, num_prompts: int | None = None) -> NDArray[np.int64]:
+        """Tokens of each prompt of a step, shape [num_prompts]; prompts_per_step where None."""
+        prompts = np.arange(num_prompts or self.prompts_per_step)
         return self.prompt_tokens.draw(uniform(seed, 1, step, prompts, 0), uniform(seed, 2, step, prompts, 0))
 
-    def response_lengths(self, seed: int, step: int) -> NDArray[np.int64]:
-        """Tokens of each response of a step, shape [prompts_per_step, samples_per_prompt]."""
-        prompts = np.arange(self.prompts_per_step)[:, None]
-        samples = np.arange(self.samples_per_prompt)[None, :]
+    def response_lengths(
+        self, seed: int, step: int, num_prompts: int | None = None, num_samples: int | None = None
+    ) -> NDArray[np.int64]:
+        """Tokens of each response of a step, shape [num_prompts, num_samples].
+
+        Where None: prompts_per_step, samples_per_prompt.
+        """
+        prompts = np.arange(num_prompts or self.prompts_per_step)[:, None]
+        samples = np.arange(num_samples or self.samples_per_prompt)[None, :]
         return self.response_tokens.draw(
             uniform(seed, 3, step, prompts, samples), uniform(seed, 4, step, prompts, samples)
         )
 
 
 def uniform(
-    seed: int, stream: int, step: int, prompts: NDArray[np.int64], samples: NDArray[np.int64] | int
+    seed: int,
+    stream: int,
+    step: int | NDArray[np.int64],
+    prompts: NDArray[np.int64],
+    samples: NDArray[np.int64] | int,
 ) -> NDArray[np.float64]:
     """Numbers in (0, 1) that depend on the five coordinates alone (SplitMix64, Steele, Lea & Flood 2014)."""
     state: NDArray[np.uint64] = np.asarray(seed & 0xFFFFFFFFFFFFFFFF, dtype=np.uint64)

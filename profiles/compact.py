@@ -13,6 +13,7 @@ carries the dependence. Collectives are curves of seconds over bytes. The names 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -82,6 +83,8 @@ class CompactKernels:
 
     profile: Profile
     notes: set[str] = field(default_factory=set)
+    _stands: dict[tuple[str, str], tuple[str, Curve]] = field(default_factory=dict, init=False)
+    """curves by kind and format, once they were looked for"""
 
     def __post_init__(self) -> None:
         self.peaks = peaks_of(self.profile)
@@ -177,8 +180,15 @@ class CompactKernels:
     def memory_bound(self, size: ArrayLike) -> Floats:
         return np.asarray(LAUNCH_S + np.asarray(size, dtype=float) / (self.peaks.bandwidth * MEMORY_EFFICIENCY))
 
+    @cached_property
+    def _kinds(self) -> dict[str, list[str]]:
+        found = dict[str, list[str]]()
+        for name in self.profile.kernels:
+            found.setdefault(name.split(".")[0], []).append(name)
+        return found
+
     def _named(self, kind: str) -> list[str]:
-        return [name for name in self.profile.kernels if name.split(".")[0] == kind]
+        return self._kinds.get(kind, [])
 
     def _asked(self, kind: str, curve: Curve, times: Floats, **sizes: ArrayLike) -> Floats:
         if any(np.max(asked) > curve.ranges[name].high * 1.01 for name, asked in sizes.items()):
@@ -193,6 +203,11 @@ class CompactKernels:
 
     def _standing(self, kind: str, dtype: str) -> tuple[str, Curve]:
         """The curve of a number format, or of the nearest one that was measured."""
+        if (kind, dtype) not in self._stands:
+            self._stands[kind, dtype] = self._nearest(kind, dtype)
+        return self._stands[kind, dtype]
+
+    def _nearest(self, kind: str, dtype: str) -> tuple[str, Curve]:
         known = {name.split(".")[1]: name for name in self._named(kind)}
         order = [dtype, COMPUTES.get(dtype, dtype), "fp8_block" if WIDTH[dtype] == 1 else dtype, "bfloat16", *known]
         stands = next(name for name in order if name in known)

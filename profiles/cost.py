@@ -10,11 +10,12 @@ from lab.placement import Worker
 from lab.scenario import Scenario
 from profiles.formula import MERGED, PARALLEL, terms
 from profiles.profile import OpProfile, Profile
-from profiles.roofline import Roofline, backward_factor
+from profiles.roofline import Roofline, backward_factor, offloaded_seconds, whole_pass
 
 if TYPE_CHECKING:
     from profiles.iteration import EngineTable, Iteration
     from profiles.layout import Layout
+    from profiles.passes import PassTable
 
 PASSES = frozenset({"forward", "backward", "logprob"})
 
@@ -38,6 +39,7 @@ class CostModel:
         self._profile_of = {name: profiles[self._kind(worker)] for name, worker in scenario.workers.items()}
         self._known = {name: self._measured_model(worker) for name, worker in scenario.workers.items()}
         self._tables: dict[str, EngineTable] = {}
+        self._passes: dict[str, PassTable | None] = {}
         self._asked = dict.fromkeys(profiles, 0.0)
         self._extrapolated = dict.fromkeys(profiles, 0.0)
         self._notes: dict[str, set[str]] = {device: set() for device in profiles}
@@ -51,8 +53,35 @@ class CostModel:
         """
         fitted, adapted = self._profile_of[worker.name].ops.get(op), self._adapted(worker, op, quantities)
         if fitted is None:
-            return self.told(worker, op, Cost(self._roofline.seconds(worker, op, adapted), True))
+            return self.told(worker, op, Cost(self._unfitted(worker, op, adapted), True))
         return self.told(worker, op, self._fitted(worker, op, fitted, adapted))
+
+    def _unfitted(self, worker: Worker, op: str, quantities: Mapping[str, float]) -> float:
+        """A pass from the kernels of a GPU's profile, where it has some; all else from the datasheet."""
+        layout = self._roofline.layout(worker)
+        if op not in PASSES or layout.device.kind != "gpu":
+            return self._roofline.seconds(worker, op, quantities)
+        if (table := self._pass_table(worker)) is None:
+            return self._roofline.seconds(worker, op, quantities)
+        back = op == "backward"
+        times = backward_factor(layout) - 1.0 if back else 1.0
+        whole = whole_pass(layout, quantities, table.work(op, quantities), times=times)
+        return whole + (offloaded_seconds(layout) if back else 0.0)
+
+    def _pass_table(self, worker: Worker) -> PassTable | None:
+        """Of the worker's team, whose members are alike; None where the device's profile has no kernels."""
+        from profiles import tables
+
+        team = f"{worker.role}.{worker.work}"
+        if team not in self._passes:
+            kernels = tables.kernels_of(self._profile_of[worker.name])
+            if kernels is not None:
+                from profiles.passes import table
+
+                self._passes[team] = table(self._roofline.layout(worker), kernels)
+            else:
+                self._passes[team] = None
+        return self._passes[team]
 
     def engine_table(self, worker: Worker) -> EngineTable:
         """Times of a rollout engine's iterations, for one of its data-parallel copies.
@@ -162,7 +191,7 @@ class CostModel:
         """Whether the worker's architecture and dtype are what its profile measured."""
         from lab.library import model as library_model
 
-        if worker.role == "reward" and self._scenario.place.reward_score.kind == "function":
+        if worker.role == "reward" and worker.work == "score" and self._scenario.place.reward_function:
             return True
         profile = self._profile_of[worker.name]
         if self._scenario.model(worker.role).lora is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
@@ -107,6 +108,9 @@ class Curve(Record):
         """Values at broadcast sizes; beyond the grid its end holds."""
         axes, table = self._grid
         places = [np.asarray(sizes[name], dtype=float) for name in self.axes]
+        if all(place.size == 1 for place in places):
+            value = self._at_one([float(place.flat[0]) for place in places])
+            return np.full(max((place.shape for place in places), key=len), value)
         asked = np.broadcast_arrays(*places)
         cells = [cell(axis, np.log(np.maximum(x, 1e-300))) for axis, x in zip(axes, asked, strict=True)]
         total = np.zeros(asked[0].shape)
@@ -118,6 +122,25 @@ class Curve(Record):
                 index.append(np.minimum(low + side, len(axis) - 1))
             total = total + weight * table[tuple(index)]
         return np.asarray(np.exp(total))
+
+    def _at_one(self, sizes: list[float]) -> float:
+        """The same for one size; without arrays that takes a twentieth of the time."""
+        terms = [(1.0, 0)]
+        for axis, stride, size in zip(*self._lines, sizes, strict=True):
+            low, share = _place(axis, math.log(max(size, 1e-300)))
+            ends = ((low, 1.0 - share), (low + 1, share)) if share > 0.0 else ((low, 1.0),)
+            terms = [(weight * part, at + stride * place) for weight, at in terms for place, part in ends]
+        return math.exp(sum(weight * self._flat[at] for weight, at in terms))
+
+    @cached_property
+    def _lines(self) -> tuple[list[list[float]], list[int]]:
+        """Logarithms of every axis, and how far apart neighbours on it stand in `_flat`."""
+        axes = [axis.tolist() for axis in self._grid[0]]
+        return axes, [math.prod(map(len, axes[number + 1 :])) for number in range(len(axes))]
+
+    @cached_property
+    def _flat(self) -> list[float]:
+        return list(self._grid[1].ravel().tolist())
 
     def covers(self, **sizes: ArrayLike) -> bool:
         """Whether all sizes lie in the measured range (1 % beyond is not called extrapolation)."""
@@ -133,6 +156,14 @@ def cell(axis: Floats, x: Floats) -> tuple[NDArray[np.int64], Floats]:
         return np.zeros(x.shape, dtype=np.int64), np.zeros(x.shape)
     low = np.clip(np.searchsorted(axis, x, side="right") - 1, 0, len(axis) - 2)
     return low, np.clip((x - axis[low]) / (axis[low + 1] - axis[low]), 0.0, 1.0)
+
+
+def _place(axis: list[float], x: float) -> tuple[int, float]:
+    """As `cell`, of one number."""
+    if len(axis) == 1:
+        return 0, 0.0
+    low = min(max(bisect_right(axis, x) - 1, 0), len(axis) - 2)
+    return low, min(max((x - axis[low]) / (axis[low + 1] - axis[low]), 0.0), 1.0)
 
 
 def _axis(name: str, given: Any) -> Any:

@@ -282,7 +282,7 @@ def taken_measures(scenario: Scenario) -> Iterator[tuple[Measure, Measure]]:
 
 def _fewer_tokens(scenario: Scenario) -> Iterator[int]:
     """Halves of the micro-batch, down to the longest sequence."""
-    tokens, least = scenario.update.microbatch_tokens, scenario.workload.max_sequence_tokens
+    tokens, least = scenario.pass_tokens, scenario.workload.max_sequence_tokens
     while tokens > least:
         tokens = max(least, tokens // 2)
         yield tokens
@@ -346,14 +346,10 @@ def _adapters(scenario: Scenario) -> Iterator[Measure]:
 
 
 def _trained(scenario: Scenario) -> Iterator[tuple[str, Any]]:
-    for role in ("actor", "critic"):
-        if role in scenario.algorithm.roles:
-            yield role, scenario.train(role)
+    yield from scenario.trained.items()
 
 
 def _frozen(scenario: Scenario) -> Iterator[tuple[str, Any]]:
-    place = scenario.place
-    if "reference" in scenario.algorithm.roles and place.reference_score is not None:
-        yield "reference", place.reference_score
-    if place.reward_score.kind == "model":
-        yield "reward", place.reward_score
+    for role, score in scenario.scored.items():
+        if role != "reward" or not scenario.place.reward_function:
+            yield role, score

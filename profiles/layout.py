@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -88,8 +88,16 @@ class Layout:
 
     @cached_property
     def gradients(self) -> Group:
-        """The ranks that hold the same weights."""
-        return self.group(self.gradient_devices)
+        """The ranks that hold the same weights, with their part of the ports that all such groups of a machine share."""
+        return _sharing(self.group(self.gradient_devices), self._columns)
+
+    @property
+    def _columns(self) -> int:
+        """Groups of ranks with the same weights on one machine, each averaging its own: of tensor ranks and stages."""
+        machine = self.scenario.hardware.machine_of
+        ring = Counter(machine(device) for device in self.gradient_devices)
+        team = Counter(machine(device) for rank in self._team for device in rank.devices)
+        return max(-(-team[name] // number) for name, number in ring.items())
 
     @property
     def gradient_devices(self) -> list[str]:
@@ -140,7 +148,8 @@ class Layout:
         """The ranks among `gradients` that hold the same routed experts."""
         whole, spread = self.gradients, self.worker.parallelism.expert
         per_machine = max(1, whole.per_machine // spread)
-        return Group(ranks=whole.ranks // spread, per_machine=per_machine, intra=whole.intra, inter=whole.inter)
+        group = Group(ranks=whole.ranks // spread, per_machine=per_machine, intra=whole.intra, inter=whole.inter)
+        return _sharing(group, whole.per_machine // per_machine)
 
     @property
     def share(self) -> float:
@@ -161,6 +170,11 @@ class Layout:
     @property
     def _team(self) -> tuple[Worker, ...]:
         return self.scenario.team(self.worker.role, self.worker.work) if self.worker.work == "train" else (self.worker,)
+
+
+def _sharing(group: Group, number: int) -> Group:
+    """One of so many equal groups that use the ports of their machines at once."""
+    return replace(group, inter=Wire(group.inter.bandwidth / number, group.inter.latency))
 
 
 def _ports(site: Site, node: Node) -> Wire:

@@ -13,11 +13,13 @@ from typing import Any
 
 from lab.library import Device
 from lab.library import device as library_device
+from lab.measurement import HEADLESS
 from lab.placement import Worker
 from lab.scenario import Scenario
-from profiles.footprint import Footprint
+from profiles.footprint import Footprint, size_of
 from profiles.footprint_serving import Scoring, Serving, scoring, serving, wide
 from profiles.footprint_training import LIVE_NUMBERS, MOMENTS_BYTES, Training, footprint
+from profiles.slices import sliced_bytes
 
 ADAM_STATE_BYTES = MOMENTS_BYTES + 4.0
 """Adam's two moments and the fp32 masters, per parameter (Rajbhandari et al. 2020)."""
@@ -55,7 +57,7 @@ class PoolMemory:
 
     @cached_property
     def peak_bytes(self) -> float:
-        return together(self.how, self.workers)
+        return self.peaks[self.device]
 
     @property
     def fits(self) -> bool:
@@ -117,9 +119,11 @@ def kv_blocks(scenario: Scenario, worker: Worker) -> int:
 
 
 def worker_footprint(scenario: Scenario, worker: Worker) -> Footprint:
-    """What a worker holds on each of its devices. A reward function holds nothing."""
-    if worker.role == "reward" and scenario.place.reward_score.kind == "function":
+    """What a worker holds on each of its devices. A reward function holds nothing, a head only itself."""
+    if worker.role == "reward" and worker.work == "score" and scenario.place.reward_function:
         return Footprint(resident={})
+    if worker.role == "reward" and worker.work == "score" and scenario.place.reward_head:
+        return Footprint(resident={"reward head": scenario.spec("reward").hidden * size_of(wide(worker.dtype))})
     if worker.work == "generate":
         return serving(_engine(scenario, worker))
     if worker.work == "train":
@@ -132,12 +136,17 @@ def _fullest(
 ) -> PoolMemory:
     sharing = scenario.sharing.get(pool)
     how = sharing.how if sharing else "exclusive"
-    needed = {device: together(how, held.get(device, {})) for device in devices}
+    needed = {device: _needed(scenario, how, held.get(device, {})) for device in devices}
     fullest = max(devices, key=lambda device: needed[device])
     return PoolMemory(
         pool=pool, device=fullest, capacity_bytes=capacity_bytes(_device(scenario, fullest)), how=how,
         workers=held.get(fullest, {}), peaks=needed, short=short, host_bytes=host_bytes(scenario, pool),
     )  # fmt: skip
+
+
+def _needed(scenario: Scenario, how: str, held: Mapping[str, Footprint]) -> float:
+    """The most bytes on a device at once."""
+    return sliced_bytes(scenario, held) if how == "time_sliced" else together("resident", held)
 
 
 def capacity_bytes(device: Device) -> float:
@@ -180,18 +189,17 @@ def _training(scenario: Scenario, worker: Worker) -> Training:
     train, spread, lora = scenario.train(worker.role), worker.parallelism, scenario.model(worker.role).lora
     spec = scenario.spec(worker.role)
     return Training(
-        spec=spec, tokens=float(scenario.update.microbatch_tokens), dtype=wide(worker.dtype), stored=worker.dtype,
+        spec=spec, tokens=float(scenario.pass_tokens), dtype=wide(worker.dtype), stored=worker.dtype,
         data=train.data_parallel, tensor=spread.tensor, pipeline=spread.pipeline, context=spread.context,
         expert=spread.expert, zero_stage=train.zero_stage, offload=train.offload, recompute=scenario.update.recompute,
-        adapter=float(lora.parameters(spec)) if lora else None, outputs=1 if worker.role == "critic" else None,
+        adapter=float(lora.parameters(spec)) if lora else None, outputs=1 if worker.role in HEADLESS else None,
         gathered=LIVE_NUMBERS, buckets=True, device_kind=_device(scenario, worker.devices[0]).kind,
     )  # fmt: skip
 
 
 def _scoring(scenario: Scenario, worker: Worker) -> Scoring:
-    place = scenario.place.reward_score if worker.role == "reward" else scenario.place.reference_score
-    assert place is not None, "refused by lab.coherence"
-    tokens = min(scenario.update.microbatch_tokens, place.max_batch_samples * scenario.workload.max_sequence_tokens)
+    place = scenario.scored[worker.role]
+    tokens = min(scenario.pass_tokens, place.max_batch_samples * scenario.workload.max_sequence_tokens)
     return Scoring(
         spec=scenario.spec(worker.role), tokens=float(tokens), dtype=worker.dtype, tensor=worker.parallelism.tensor,
         outputs=1 if worker.role == "reward" else None, device_kind=_device(scenario, worker.devices[0]).kind,

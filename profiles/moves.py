@@ -52,7 +52,7 @@ def _weight_sync(layout: Layout, q: Mapping[str, float]) -> float:
     engines = layout.scenario.team("actor", "generate")
     ends = [layout.worker.devices[0], *(device for engine in engines for device in engine.devices)]
     latency = SYNC_TENSOR_S[layout.device.kind] * num_tensors(layout)
-    return latency + BROADCASTS[layout.scenario.weight_sync.topology](layout, q["bytes"], ends)
+    return latency + BROADCASTS[layout.scenario.weight_sync.route](layout, q["bytes"], ends)
 
 
 def _pipelined(layout: Layout, size: float, ends: Sequence[str]) -> float:
@@ -80,7 +80,7 @@ BROADCASTS: dict[str, Callable[[Layout, float, Sequence[str]], float]] = {
     "tree": _in_rounds,
     "flat": _from_one,
 }
-"""by `weight_sync.topology`: the time of `size` bytes from the first device to all others"""
+"""by `weight_sync.route`: the time of `size` bytes from the first device to all others"""
 
 
 def num_tensors(layout: Layout) -> int:

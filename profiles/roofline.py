@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from lab.measurement import HEADLESS
 from lab.model import DTYPE_BYTES
 from profiles import collectives, moves
 from profiles.layout import Layout
@@ -42,8 +43,18 @@ EXPERT_EFFICIENCY = 0.2
 """share of peak FLOP/s of routed experts in training, sorting of tokens included: Qwen3-30B-A3B reaches 28 % of an H100
 in all, where dense models reach 39-43 % (NVIDIA NeMo AutoModel, performance summary, 2026)"""
 LAYER_PASS_S = {"gpu": 1.5e-3, "cpu": 1.0e-3}
-"""host time of one layer's pass: some forty kernels launched from Python; a GPU computes meanwhile, a CPU does not.
-GPU: passes of about 1000 tokens of a 0.5B model in public verl logs take 1.5-3 ms a layer; CPU: measured order"""
+"""host time of one layer's pass: some forty kernels launched from Python; a GPU computes meanwhile, a CPU does not. GPU:
+forward passes of one sample of a 7B critic in a public verl log take 43 ms, 1.5 ms a layer; CPU: measured order"""
+PASS_S = {"gpu": 2.5e-2, "cpu": 0.0}
+"""host time of a pass beside its layers where it ends in logits: a micro-batch cut out and packed, its loss or log-probs. GPU: passes of 1160 tokens
+through 16 layers take 49 ms: fitted to the even half of the published cases (1 run, 30 November 2026); CPU: within its
+fitted costs"""
+HOSTS = {"gb200": 2.0}
+"""how much longer a host takes for the launches of a layer than an x86 server: of Grace's cores about twice, so that models
+of 8B and 32B take Megatron about 3 ms a layer on a GB200: fitted as above (2 runs)"""
+EXPERTS_PASS_S = {"gpu": 4.5e-3, "cpu": 0.0}
+"""of a layer's routed experts, beside that: router, permutation, exchange and a product for each expert, whose sizes the
+host waits for. Qwen3-30B-A3B takes 6 to 7 ms a layer in all on H100 and GB200: fitted as above (3 runs); CPU: not priced"""
 DISPATCH_S = 7.0e-3
 """one remote call, driver to worker and back: measured with Ray on one machine"""
 HOST_CALL_S, HOST_SAMPLE_S = 1.0e-3, 5.0e-5
@@ -133,14 +144,40 @@ def _pass(layout: Layout, q: Mapping[str, float], *, products: float, times: flo
 
     `products`: how often the forward pass's arithmetic is done; `times`: how often its layers are gone through.
     """
-    spread, kind = layout.worker.parallelism, layout.device.kind
+    spread = layout.worker.parallelism
     flops = peak(layout) * TRAIN_EFFICIENCY * spread.tensor * spread.pipeline * spread.context
     work = products * (q["linear_flops"] * expert_factor(layout) + q["attention_flops"]) / flops
-    launches = times * layout.spec.layers * LAYER_PASS_S[kind] / spread.pipeline
+    return whole_pass(layout, q, work, times=times)
+
+
+def whole_pass(layout: Layout, q: Mapping[str, float], work: float, *, times: float) -> float:
+    """A pass whose kernels take `work` seconds: launches, collectives and gathered weights beside or after them."""
+    spread, kind = layout.worker.parallelism, layout.device.kind
+    launches = times * launch_seconds(layout)
     work = max(work, launches) if kind == "gpu" else work + launches
     tokens = q["tokens"] / spread.context
     talk = times * (layer_collectives(layout, tokens) + handing_on(layout, tokens))
     return work + talk + _gather(layout, work)
+
+
+def launch_seconds(layout: Layout) -> float:
+    """Host time of a pass that goes through the layers of one pipeline stage once."""
+    kind, spec = layout.device.kind, layout.spec
+    host = HOSTS.get(layout.scenario.hardware.node_of(layout.worker.devices[0]).device, 1.0)
+    layers = spec.layers * LAYER_PASS_S[kind] * host + spec.moe_layers * EXPERTS_PASS_S[kind]
+    beside = 0.0 if layout.worker.role in HEADLESS else PASS_S[kind]
+    return layers / layout.worker.parallelism.pipeline + beside
+
+
+def offloaded_seconds(layout: Layout) -> float:
+    """A micro-batch's gradients where the optimizer is on the host: what was summed so far comes to the device and goes
+    back with them (DeepSpeed, `partition_grads` of runtime/zero/stage3.py), in the order of the backward pass."""
+    train = layout.scenario.train(layout.worker.role)
+    if train.offload != "optimizer" or layout.device.kind == "cpu":
+        return 0.0
+    size = layout.scenario.trainable_parameters(layout.worker.role) * DTYPE_BYTES[layout.worker.dtype]
+    share = 1.0 / layout.width / layout.replicas if train.zero_stage >= 2 else layout.share
+    return 2.0 * moves.host_copy_seconds(size * share)
 
 
 def expert_factor(layout: Layout) -> float:
@@ -159,7 +196,7 @@ def _forward(layout: Layout, q: Mapping[str, float]) -> float:
 def _backward(layout: Layout, q: Mapping[str, float]) -> float:
     """Twice the products of the forward pass, and once more where activations are recomputed (Narayanan et al. 2021)."""
     whole = backward_factor(layout)
-    return _pass(layout, q, products=whole, times=whole - 1.0)
+    return _pass(layout, q, products=whole, times=whole - 1.0) + offloaded_seconds(layout)
 
 
 def backward_factor(layout: Layout) -> float:

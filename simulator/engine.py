@@ -72,71 +72,109 @@ class Requests:
 
 @dataclass(eq=False)
 class Contents:
-    """Numbers for what blocks hold: known ones first, then those that requests fill by themselves."""
+    """Numbers for what blocks hold: those of prompts' blocks, and those that requests fill by themselves."""
 
     known: list[int] = field(default_factory=list)
+    """numbers of prompts' blocks, one prompt after the other; those that the state holds already may be left out"""
     number: dict[int, int] = field(default_factory=dict)
     places: dict[tuple[int, ...], int] = field(default_factory=dict)
+    size: int = 0
+    """numbers given so far"""
+    num_known: int = 0
+    """entries of prompts' blocks, with those left out of `known`"""
 
     def place(self, contents: Sequence[int]) -> int:
-        """Where a prompt's contents stand in `known`; samples of one prompt share their place."""
+        """Where a prompt's contents stand among the known; samples of one prompt share their place."""
         key = tuple(contents)
         if key not in self.places:
-            self.places[key] = len(self.known)
-            self.known += [self.number.setdefault(content, len(self.number)) for content in key]
+            self.places[key] = self.num_known
+            self.known += [self._number(content) for content in key]
+            self.num_known += len(key)
         return self.places[key]
 
+    def own(self, numbers: Ints) -> Ints:
+        """(n,) first of so many fresh numbers each."""
+        first = self.size + np.cumsum(numbers) - numbers
+        self.size += int(numbers.sum())
+        return first
 
-def grouped(prompts: Sequence[int], groups: Sequence[int], block_tokens: int) -> list[range]:
-    """Contents of samples: those of one group share all full blocks of their prompt. Groups count from 0."""
-    widest = max((prompt // block_tokens for prompt in prompts), default=0)
+    def _number(self, content: int) -> int:
+        found = self.number.setdefault(content, self.size)
+        self.size += found == self.size
+        return found
+
+
+def grouped(
+    prompts: Sequence[int], groups: Sequence[int], block_tokens: int, widest: int | None = None
+) -> list[range]:
+    """Contents of samples: those of one group share all full blocks of their prompt.
+
+    Groups count from 0; `widest` is the number of blocks that no prompt exceeds: give it where more samples of these
+    groups may follow.
+    """
+    if widest is None:
+        widest = max((prompt // block_tokens for prompt in prompts), default=0)
     return [
         range(group * widest, group * widest + prompt // block_tokens)
         for prompt, group in zip(prompts, groups, strict=True)
     ]
 
 
-def build(settings: Settings, requests: Requests) -> State:
-    """A fresh engine that knows all its requests; none waits yet.
+def build(settings: Settings, requests: Requests, contents: Contents | None = None) -> State:
+    """A fresh engine that knows all its requests; none waits yet. `contents` is told what they hold.
 
     Raises TooSmall where one can never fit the KV cache, ValueError where lengths or arrivals are none.
     """
-    row = _rows(settings, requests)
-    block = settings.block_tokens
-    longest = int((requests.prompt + requests.response).max(initial=0))
-    reserved = -(-settings.contiguous_tokens // block)
-    if max(reserved, -(-longest // block)) > settings.num_blocks - 1:
-        raise TooSmall(f"a sequence of {longest} tokens does not fit {settings.num_blocks - 1} KV blocks")
-    contents = Contents()
-    if requests.contents is not None and settings.prefix_caching:
-        row[:, KNOWN_AT] = [contents.place(known) for known in requests.contents]
-        row[:, KNOWN] = [len(known) for known in requests.contents]
-    own = (requests.prompt + requests.response) // block - row[:, KNOWN]
-    own = np.maximum(own, 0)
-    row[:, OWN_AT] = len(contents.number) + np.cumsum(own) - own
-    num_contents = len(contents.number) + int(own.sum()) if settings.prefix_caching else 0
+    contents = Contents() if contents is None else contents
+    row = rows(settings, requests, contents)
     slots = min(settings.max_num_seqs, max(len(requests), 1))
     state = State(
-        setting=_numbers(settings, reserved),
+        setting=_numbers(settings),
         count=np.zeros(12, dtype=np.int64),
         request=row,
         running=np.zeros(slots, dtype=np.int64),
         queue=np.zeros(len(requests) + 1, dtype=np.int64),
         slots=np.arange(slots, dtype=np.int64)[::-1].copy(),
-        table=np.zeros((slots, max(reserved, -(-longest // block)) + 1), dtype=np.int32),
-        blocks=fresh(settings.num_blocks, num_contents),
+        table=np.zeros((slots, most_blocks(settings, requests) + 1), dtype=np.int32),
+        blocks=fresh(settings.num_blocks, contents.size),
         known=np.array(contents.known or [0], dtype=np.int64),
         plan=np.zeros((slots, 4), dtype=np.int64),
         flight=np.zeros((slots, 4), dtype=np.int64),
         victims=np.zeros(slots, dtype=np.int64),
         done=np.zeros(slots + 1, dtype=np.int64),
     )
+    contents.known = []
     state.count[SLOTS] = slots
     state.setting[MAX_SEQS] = slots
     return state
 
 
-def _rows(settings: Settings, requests: Requests) -> NDArray[np.int64]:
+def rows(settings: Settings, requests: Requests, contents: Contents) -> NDArray[np.int64]:
+    """(n, 15) requests as the state keeps them; `contents` is told what they hold. Raises as `build` does."""
+    _refuse(settings, requests)
+    row = np.zeros((len(requests), 15), dtype=np.int64)
+    row[:, PROMPT], row[:, RESPONSE], row[:, ROW] = requests.prompt, requests.response, WAITS
+    if not settings.prefix_caching:
+        return row
+    if requests.contents is not None:
+        row[:, KNOWN_AT] = [contents.place(known) for known in requests.contents]
+        row[:, KNOWN] = [len(known) for known in requests.contents]
+    row[:, OWN_AT] = contents.own(num_own(row, settings.block_tokens))
+    return row
+
+
+def num_own(row: NDArray[np.int64], block_tokens: int) -> Ints:
+    """(n,) full blocks that requests fill with contents of their own."""
+    return np.asarray(np.maximum((row[:, PROMPT] + row[:, RESPONSE]) // block_tokens - row[:, KNOWN], 0))
+
+
+def most_blocks(settings: Settings, requests: Requests) -> int:
+    """Blocks that the longest of these requests holds in the end."""
+    longest = int((requests.prompt + requests.response).max(initial=0))
+    return max(-(-settings.contiguous_tokens // settings.block_tokens), -(-longest // settings.block_tokens))
+
+
+def _refuse(settings: Settings, requests: Requests) -> None:
     if len(requests) and min(requests.prompt.min(), requests.response.min()) < 1:
         raise ValueError("every prompt and every response has at least one token")
     arrivals = requests.arrivals()
@@ -145,13 +183,13 @@ def _rows(settings: Settings, requests: Requests) -> NDArray[np.int64]:
     longest = int((requests.prompt + requests.response).max(initial=0))
     if 0 < settings.contiguous_tokens < longest:
         raise ValueError(f"contiguous KV reserves {settings.contiguous_tokens} tokens, a sequence has {longest}")
-    row = np.zeros((len(requests), 15), dtype=np.int64)
-    row[:, PROMPT], row[:, RESPONSE], row[:, ROW] = requests.prompt, requests.response, WAITS
-    return row
+    if most_blocks(settings, requests) > settings.num_blocks - 1:
+        raise TooSmall(f"a sequence of {longest} tokens does not fit {settings.num_blocks - 1} KV blocks")
 
 
-def _numbers(settings: Settings, reserved: int) -> Ints:
+def _numbers(settings: Settings) -> Ints:
     """In the order of `simulator.scheduler`'s names."""
+    reserved = -(-settings.contiguous_tokens // settings.block_tokens)
     return np.array(
         [
             settings.max_num_seqs, settings.max_num_batched_tokens, settings.block_tokens, settings.prefix_caching,

@@ -7,6 +7,7 @@ A copy without work runs along.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -18,41 +19,124 @@ from profiles.interpolate import iteration_seconds, steps_to_bend
 from profiles.iteration import EngineTable, Iteration
 from simulator import jump
 from simulator.engine import Requests, Settings
-from simulator.rollout import NO_LIMIT, Engine, Piece, settings
+from simulator.playing import ROUNDING
+from simulator.rollout import NO_LIMIT, NOBODY, Engine, Piece, Window, settings
 
 
 class LockStep:
     """Copies of an engine that iterate together; a request belongs to copy number `index % copies`."""
 
     def __init__(
-        self, settings: Settings, table: EngineTable, requests: Requests, copies: int, max_jump: int = NO_LIMIT
+        self, settings: Settings, table: EngineTable, requests: Requests | None, copies: int, max_jump: int = NO_LIMIT
     ) -> None:
         """Asynchronous scheduling is not modelled here: the copies' exchange is waited for."""
         settings = replace(settings, async_scheduling=False)
         self._table, self._max_jump = table.packed(), max_jump
-        self._owned = [np.arange(copy, len(requests), copies) for copy in range(copies)]
-        self._engines = [Engine(settings, table, _part(requests, owned), max_jump) for owned in self._owned]
+        known = NOBODY if requests is None else requests
+        parts = [_part(known, np.arange(copy, len(known), copies)) for copy in range(copies)]
+        self._engines = [Engine(settings, table, part, max_jump) for part in parts]
+        self._num_known = len(known)
 
     @property
     def busy(self) -> bool:
         return any(engine.busy for engine in self._engines)
 
+    @property
+    def num_running(self) -> int:
+        return sum(engine.num_running for engine in self._engines)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(engine.num_waiting for engine in self._engines)
+
+    @property
+    def free_blocks(self) -> int:
+        return sum(engine.free_blocks for engine in self._engines)
+
     def arrive(self, requests: Sequence[int]) -> None:
         """These requests join the queues of their copies."""
-        for index in requests:
-            self._engines[index % len(self._engines)].arrive([index // len(self._engines)])
+        for engine, owned in self._split(requests):
+            engine.arrive(owned)
+
+    def add(self, requests: Requests) -> range:
+        """More requests, which join the queues now; returns their numbers."""
+        new, copies = range(self._num_known, self._num_known + len(requests)), len(self._engines)
+        for copy, engine in enumerate(self._engines):
+            engine.add(_part(requests, np.arange((copy - new.start) % copies, len(requests), copies)))
+        self._num_known = new.stop
+        return new
+
+    def running(self) -> list[tuple[int, int, int]]:
+        """Number, prompt tokens and generated tokens of every request that runs, copy by copy."""
+        return [
+            (self._number(copy, request), prompt, generated)
+            for copy, engine in enumerate(self._engines)
+            for request, prompt, generated in engine.running()
+        ]
+
+    def abort(self, requests: Sequence[int]) -> None:
+        """These requests leave, with what they hold."""
+        for engine, owned in self._split(requests):
+            engine.abort(owned)
+
+    def withdraw(self, number: int) -> list[int]:
+        """At most so many of those that would start last leave, each from the longest queue."""
+        found = list[int]()
+        while len(found) < number:
+            copy = max(range(len(self._engines)), key=lambda copy: self._engines[copy].num_waiting)
+            taken = self._engines[copy].withdraw(1)
+            if not taken:
+                break
+            found.append(self._number(copy, taken[0]))
+        return found[::-1]
+
+    def interrupt(self, forget: bool) -> int:
+        """Puts every running request back, as an engine does; returns how many."""
+        return sum(engine.interrupt(forget) for engine in self._engines)
+
+    def land(self) -> Window:
+        """Nothing is under way between iterations: the empty window."""
+        return self._engines[0].land()
+
+    def _split(self, requests: Sequence[int]) -> list[tuple[Engine, list[int]]]:
+        copies = len(self._engines)
+        return [
+            (engine, [index // copies for index in requests if index % copies == copy])
+            for copy, engine in enumerate(self._engines)
+        ]
+
+    def _number(self, copy: int, request: int) -> int:
+        return request * len(self._engines) + copy
 
     def pieces(self) -> Iterator[Piece]:
         """Pieces until every request that waits has its response."""
         while self.busy:
             yield self.turn()
 
-    def turn(self) -> Piece:
-        """The next iteration of all copies, or as many as all of them only decode in."""
+    def ahead(self, until_s: float = np.inf) -> tuple[int, float]:
+        """Iterations and seconds of the next piece if all copies only decode in it, as `Engine.ahead` says."""
         active = [engine for engine in self._engines if engine.busy]
         steps = min(jump.jump_length(engine.state, self._max_jump) for engine in active) if self._max_jump > 1 else 0
         if steps > 1:
             steps = self._straight(active, steps)
+        if steps <= 1:
+            return 0, 0.0
+        features = [engine.decoding() for engine in active]
+        first, last = self._seconds(features, 0), self._seconds(features, steps - 1)
+        rise = (last - first) / (steps - 1)
+
+        def seconds(number: int) -> float:
+            return number * first + rise * number * (number - 1) / 2
+
+        if until_s < seconds(steps):
+            until_s *= 1 - ROUNDING
+            steps = 1 + bisect_left(range(1, steps), True, key=lambda number: seconds(number) >= until_s)
+        return steps, seconds(steps)
+
+    def turn(self, until_s: float = np.inf) -> Piece:
+        """The next iteration of all copies, or as many as all of them only decode in."""
+        active = [engine for engine in self._engines if engine.busy]
+        steps, _ = self.ahead(until_s)
         parts = [engine.steps(steps) for engine in active]
         first, last = self._together([p.first for p in parts]), self._together([p.last for p in parts])
         iterations = max(part.iterations for part in parts)
@@ -69,7 +153,7 @@ class LockStep:
     def _ended(self, active: list[Engine], parts: list[Piece]) -> tuple[int, ...]:
         numbers = [self._engines.index(engine) for engine in active]
         return tuple(
-            int(self._owned[copy][index]) for copy, part in zip(numbers, parts, strict=True) for index in part.ended
+            self._number(copy, index) for copy, part in zip(numbers, parts, strict=True) for index in part.ended
         )
 
     def _together(self, iterations: list[Iteration]) -> float:
@@ -88,13 +172,20 @@ class LockStep:
         return steps
 
     def _slowest(self, features: list[np.ndarray], after: int) -> int:
+        return int(np.argmax(self._times(features, after)))
+
+    def _seconds(self, features: list[np.ndarray], after: int) -> float:
+        return max(self._times(features, after))
+
+    def _times(self, features: list[np.ndarray], after: int) -> list[float]:
+        """Time of each copy's iteration, so many iterations after the one described."""
         tokens, sequences = max(one[0] for one in features), max(one[1] for one in features)
         times = []
         for one in features:
             moved = jump.later(one, after)
             moved[0], moved[1] = tokens, sequences
             times.append(float(iteration_seconds(self._table, moved)))
-        return int(np.argmax(times))
+        return times
 
 
 def _part(requests: Requests, owned: np.ndarray) -> Requests:
@@ -102,7 +193,9 @@ def _part(requests: Requests, owned: np.ndarray) -> Requests:
     return Requests(prompt=requests.prompt[owned], response=requests.response[owned], contents=contents)
 
 
-def start_engine(scenario: Scenario, worker: Worker, table: EngineTable, requests: Requests) -> Engine | LockStep:
+def start_engine(
+    scenario: Scenario, worker: Worker, table: EngineTable, requests: Requests | None = None
+) -> Engine | LockStep:
     """The engine of a rollout worker, with its copies if it has any."""
     copies = worker.parallelism.data
     if copies > 1:

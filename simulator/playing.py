@@ -36,6 +36,8 @@ from simulator.scheduler import (
 Floats = NDArray[np.float64]
 ADMITTED, FIRST, LAST = range(3)
 """columns of times"""
+ROUNDING = 1e-12
+"""share of a time by which sums of iterations may miss it and still meet it"""
 NOW, UNDER_WAY = range(2)
 """the clock"""
 ITERATIONS, PREEMPTIONS, AGAIN, FOUND_TOKENS, PREFILLED, SEQUENCES, SCHEDULED = range(7)
@@ -57,10 +59,79 @@ def play(
         if count[RUNNING] == 0 and count[WAITING] == 0 and count[FLYING] == 0:
             clock[NOW] = arrivals[arrived]
             continue
-        until = arrivals[arrived] - clock[NOW] if arrived < len(arrivals) else np.inf
+        joinable = arrived < len(arrivals) and count[RUNNING] < state.setting[MAX_SEQS]
+        until = arrivals[arrived] - clock[NOW] if joinable else np.inf  # where nobody could join, nobody is waited for
         turn(state, table, clock, features, piece, times, longest_jump, until)
         totals += piece[:4]
         left -= count[DONE]
+
+
+@allocating
+def window(
+    state: State, table: Packed, clock: Floats, features: Floats, piece: NDArray[np.int64], times: Floats,
+    longest_jump: int, until_s: float, at_end: bool, ended: NDArray[np.int64], ended_s: Floats,
+    totals: NDArray[np.int64], sums: Floats, largest: Floats,
+) -> int:  # fmt: skip
+    """Plays pieces until nothing is left, or to the first iteration boundary at or after `until_s`; with `at_end` to
+    the first where a request has ended. Returns how many ended.
+
+    Fills `ended` and `ended_s` (as many as there are rows) with rows and times from the start of the window, `totals`
+    (7,) with sums of what pieces hold (prefill tokens, sequences and tokens times iterations), `sums` (2,) with the
+    seconds of pieces that prefill and of others, `largest` (2, 10) with the features of the iterations of most tokens
+    and of the longest context.
+    """
+    start, number, count = clock[NOW], 0, state.count
+    totals[:], sums[:], largest[:] = 0, 0.0, 0.0
+    while count[RUNNING] > 0 or count[WAITING] > 0 or count[FLYING] > 0:
+        before = clock[NOW]
+        left = until_s - (before - start)
+        if left <= ROUNDING * (before - start) or (at_end and number > 0):
+            break
+        turn(state, table, clock, features, piece, times, longest_jump, left)
+        for column in range(4):
+            totals[column] += piece[column]
+        totals[PREFILLED] += piece[PREFILLED]
+        totals[SEQUENCES] += piece[ITERATIONS] * piece[SEQUENCES]
+        totals[SCHEDULED] += piece[ITERATIONS] * piece[SCHEDULED]
+        sums[0 if piece[PREFILLED] else 1] += clock[NOW] - before
+        if features[0, 0] >= largest[0, 0]:
+            largest[0] = features[0]
+        if features[1, 6] >= largest[1, 6]:
+            largest[1] = features[1]
+        for place in range(count[DONE]):
+            ended[number], ended_s[number] = state.done[place], clock[NOW] - start
+            number += 1
+    return number
+
+
+@allocating
+def ahead(
+    state: State, table: Packed, clock: Floats, features: Floats, longest_jump: int, until_s: float
+) -> tuple[int, float]:
+    """Iterations and seconds of the piece that `turn` would play, if it is a jump; 0 iterations where it is not.
+
+    Nothing changes but `features`.
+    """
+    steps = jump_length(state, longest_jump) if longest_jump > 1 else 0
+    if steps <= 1:
+        return 0, 0.0
+    describe_decoding(state, features[0])
+    if until_s < np.inf:
+        steps = _until(state, table, features[0], steps, until_s, clock[UNDER_WAY])
+    seconds = decoding_seconds(table, features[0], steps)
+    if state.setting[ASYNC]:
+        seconds += clock[UNDER_WAY] - iteration_seconds(table, later(features[0], steps - 1))
+    return int(steps), seconds
+
+
+@allocating
+def land(state: State, clock: Floats, times: Floats) -> None:
+    """The iteration under way ends and none is scheduled after it; `state.done` holds the requests that ended."""
+    count = state.count
+    clock[NOW] += clock[UNDER_WAY]
+    update(state, state.flight, count[FLYING])
+    _arrive(state, state.flight, count[FLYING], times, clock[NOW])
+    count[FLYING], clock[UNDER_WAY] = 0, 0.0
 
 
 @allocating
@@ -79,7 +150,7 @@ def turn(
     steps = jump_length(state, longest_jump) if longest_jump > 1 else 0
     if steps > 1:
         describe_decoding(state, features[0])
-        if until_s < np.inf and count[RUNNING] < state.setting[MAX_SEQS]:
+        if until_s < np.inf:
             steps = _until(state, table, features[0], steps, until_s, clock[UNDER_WAY])
         features[1] = later(features[0], steps - 1)
         _jump(state, table, features, steps, clock)
@@ -144,6 +215,7 @@ def _arrive(state: State, entries: NDArray[np.int64], number: int, times: Floats
 @allocating
 def _until(state: State, table: Packed, features: Floats, steps: int, until_s: float, under_way: float) -> int:
     """Iterations, at most `steps`, that are scheduled before `until_s` has passed."""
+    until_s *= 1.0 - ROUNDING
     if not state.setting[ASYNC]:
         return steps_until(table, features, steps, until_s)
     if under_way >= until_s:

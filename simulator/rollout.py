@@ -14,11 +14,34 @@ from lab.scenario import Scenario
 from profiles.iteration import EngineTable, Iteration
 from profiles.memory import kv_blocks
 from simulator import playing
-from simulator.engine import Requests, Settings, build, grouped
+from simulator.blocks import Ints
+from simulator.engine import Contents, Requests, Settings, build, grouped
 from simulator.jump import describe_decoding
-from simulator.scheduler import DONE, FLYING, RUNNING, WAITING, State, forget_all, interrupt, wait
+from simulator.ledger import INDEX, STEP, Ledger
+from simulator.ledger import PROMPT as PROMPT_TOKENS
+from simulator.ledger import RESPONSE as RESPONSE_TOKENS
+from simulator.requests import compacted, copied, enlarged, leave, num_gone, rows_of, waiting, youngest
+from simulator.scheduler import (
+    DONE,
+    FLYING,
+    GENERATED,
+    GONE,
+    PROMPT,
+    ROW,
+    RUNNING,
+    WAITING,
+    State,
+    forget_all,
+    interrupt,
+    wait,
+)
 
 NO_LIMIT = 1 << 60
+PROMPTS_OF_A_STEP = 1 << 32
+"""more than a step has, so that every prompt of a run has a number of its own"""
+FEW = 64
+"""rows from which on those of ended requests are given up"""
+NOBODY = Requests(prompt=np.zeros(0, dtype=np.int64), response=np.zeros(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +69,62 @@ class Piece:
         return "prefill" if self.prefill_tokens else "decode"
 
 
-class Engine:
-    """One engine, or one data-parallel copy of it. Requests are known from the start and wait from `arrive` on."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Window:
+    """Pieces that were played in one go."""
 
-    def __init__(self, settings: Settings, table: EngineTable, requests: Requests, max_jump: int = NO_LIMIT) -> None:
+    seconds: float
+    """alone on the engine's devices"""
+    ended: Ints
+    """requests that have all their tokens now, as they ended"""
+    ended_s: NDArray[np.float64]
+    """when, from the start of the window"""
+    iterations: int
+    sequences: float
+    """mean of an iteration"""
+    tokens: int
+    """scheduled in all iterations"""
+    prefill_tokens: int
+    prefill_s: float
+    """of `seconds`, in iterations that compute prompts"""
+    preempted: int
+    recomputed_tokens: int
+    cached_tokens: int
+    fullest: Iteration
+    """of most tokens"""
+    deepest: Iteration
+    """of the longest context"""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Snapshot:
+    """All that an engine is in the middle of."""
+
+    state: State
+    times: NDArray[np.float64]
+    clock: NDArray[np.float64]
+    num_known: int
+    """requests that the engine had been given by then"""
+
+
+class Engine:
+    """One engine, or one data-parallel copy of it.
+
+    Requests have numbers in the order in which the engine gets them. Those of the start wait from `arrive` on, those
+    that are added wait at once.
+    """
+
+    def __init__(
+        self, settings: Settings, table: EngineTable, requests: Requests | None = None, max_jump: int = NO_LIMIT
+    ) -> None:
         """`max_jump` 1 steps through every iteration. Raises TooSmall where a request can never fit the KV cache."""
-        self.state: State = build(settings, requests)
-        self.times = np.full((len(requests), 3), np.nan)
+        known = NOBODY if requests is None else requests
+        self._settings, self._contents = settings, Contents()
+        self.state: State = build(settings, known, self._contents)
+        self.times = np.full((len(known), 3), np.nan)
+        self._ids, self._num_known = np.arange(len(known)), len(known)
         self._table, self._max_jump = table.packed(), max_jump
+        self._totals, self._sums, self._largest = np.zeros(7, dtype=np.int64), np.zeros(2), np.zeros((2, 10))
         self._clock, self._features, self._piece = np.zeros(2), np.zeros((2, 10)), np.zeros(7, dtype=np.int64)
 
     @property
@@ -63,8 +134,12 @@ class Engine:
         return bool(count[RUNNING] or count[WAITING] or count[FLYING])
 
     @property
-    def running(self) -> int:
+    def num_running(self) -> int:
         return int(self.state.count[RUNNING])
+
+    @property
+    def num_waiting(self) -> int:
+        return int(self.state.count[WAITING])
 
     @property
     def free_blocks(self) -> int:
@@ -72,8 +147,97 @@ class Engine:
 
     def arrive(self, requests: Sequence[int]) -> None:
         """These requests join the queue."""
-        for index in requests:
-            wait(self.state, index)
+        for row in rows_of(self._ids, requests):
+            wait(self.state, row)
+
+    def add(self, requests: Requests) -> range:
+        """More requests, which join the queue now; returns their numbers. Raises TooSmall as the constructor does."""
+        size = len(self._ids)
+        if size >= FEW and 2 * num_gone(self.state, size) > size:
+            self.state, kept = compacted(self.state, size, self._settings, self._contents)
+            self._ids, self.times = self._ids[kept], self.times[kept]
+            size = len(kept)
+        self.state = enlarged(self.state, size, self._settings, requests, self._contents)
+        new = range(self._num_known, self._num_known + len(requests))
+        self._num_known = new.stop
+        self._ids = np.concatenate([self._ids, np.arange(new.start, new.stop)])
+        self.times = np.concatenate([self.times, np.full((len(requests), 3), np.nan)])
+        for row in range(size, size + len(requests)):
+            wait(self.state, row)
+        return new
+
+    def running(self) -> list[tuple[int, int, int]]:
+        """Number, prompt tokens and generated tokens of every request that runs, in order of admission."""
+        rows = self.state.running[: self.num_running]
+        found = self.state.request[rows][:, [PROMPT, GENERATED]].tolist()
+        return [(request, *pair) for request, pair in zip(self._ids[rows].tolist(), found, strict=True)]
+
+    def waiting_requests(self) -> list[int]:
+        """Those in the queue, from its front."""
+        return [int(request) for request in self._ids[waiting(self.state)]]
+
+    def generated(self, requests: Sequence[int]) -> Ints:
+        """Tokens that these requests have so far."""
+        return np.asarray(self.state.request[rows_of(self._ids, requests), GENERATED])
+
+    def have(self, requests: Sequence[int], tokens: Sequence[int]) -> None:
+        """These requests, which wait, have so many tokens already; their keys and values are computed anew."""
+        self.state.request[rows_of(self._ids, requests), GENERATED] = tokens
+
+    def abort(self, requests: Sequence[int]) -> None:
+        """These requests leave, with what they hold; those that have ended are gone already."""
+        for row in rows_of(self._ids, [request for request in requests if request in self._ids]):
+            if self.state.request[row, ROW] != GONE:
+                leave(self.state, row)
+
+    def withdraw(self, number: int) -> list[int]:
+        """At most so many of those that wait and would start last leave; fewer where those after them have tokens."""
+        found = list[int]()
+        while len(found) < number and (row := youngest(self.state)) >= 0:
+            leave(self.state, row)
+            found.append(int(self._ids[row]))
+        return found[::-1]
+
+    def snapshot(self) -> Snapshot:
+        """A copy of everything, for `restore`."""
+        return Snapshot(
+            state=copied(self.state), times=self.times.copy(), clock=self._clock.copy(), num_known=self._num_known
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """What was played since the snapshot never happened. Raises ValueError where requests were added since."""
+        if snapshot.num_known != self._num_known:
+            raise ValueError("requests were added since the snapshot")
+        self.state, self.times, self._clock = copied(snapshot.state), snapshot.times.copy(), snapshot.clock.copy()
+
+    def play(self, until_s: float = np.inf, at_end: bool = False) -> Window:
+        """Plays until nothing is left, or to the first iteration boundary at or after `until_s` from now; with `at_end`
+        no further than to where a request ends."""
+        before, ended, ended_s = float(self._clock[0]), np.zeros(len(self._ids), np.int64), np.zeros(len(self._ids))
+        number = playing.window(
+            self.state, self._table, self._clock, self._features, self._piece, self.times, self._max_jump, until_s,
+            at_end, ended, ended_s, self._totals, self._sums, self._largest,
+        )  # fmt: skip
+        return self._seen(float(self._clock[0]) - before, self._ids[ended[:number]], ended_s[:number])
+
+    def land(self) -> Window:
+        """What the device has under way ends, and nothing is scheduled after it: the engine stands still."""
+        before = float(self._clock[0])
+        self._totals[:], self._sums[:], self._largest[:] = 0, 0.0, 0.0
+        playing.land(self.state, self._clock, self.times)
+        ended = self._ids[self.state.done[: self.state.count[DONE]]]
+        seconds = self._sums[1] = float(self._clock[0]) - before
+        return self._seen(seconds, ended, np.full(len(ended), seconds))
+
+    def _seen(self, seconds: float, ended: Ints, ended_s: NDArray[np.float64]) -> Window:
+        totals, largest = self._totals.tolist(), self._largest.tolist()
+        return Window(
+            seconds=seconds, ended=ended, ended_s=ended_s, iterations=totals[playing.ITERATIONS],
+            sequences=totals[playing.SEQUENCES] / max(totals[playing.ITERATIONS], 1),
+            tokens=totals[playing.SCHEDULED], prefill_tokens=totals[playing.PREFILLED], prefill_s=float(self._sums[0]),
+            preempted=totals[playing.PREEMPTIONS], recomputed_tokens=totals[playing.AGAIN],
+            cached_tokens=totals[playing.FOUND_TOKENS], fullest=_iteration(largest[0]), deepest=_iteration(largest[1]),
+        )  # fmt: skip
 
     def turn(self, until_s: float = np.inf) -> Piece:
         """The next piece; it ends at the first iteration after `until_s` where somebody could join then."""
@@ -82,6 +246,16 @@ class Engine:
             self.state, self._table, self._clock, self._features, self._piece, self.times, self._max_jump, until_s
         )
         return self._described(float(self._clock[0] - before))
+
+    def ahead(self, until_s: float = np.inf) -> tuple[int, float]:
+        """Iterations and seconds of the next piece if it only decodes; (0, 0.0) where the next iteration does more.
+
+        Nothing happens yet: `turn` with the same time plays it.
+        """
+        steps, seconds = playing.ahead(
+            self.state, self._table, self._clock, self._features, self._max_jump, until_s
+        )  # fmt: skip
+        return int(steps), float(seconds)
 
     def pieces(self) -> Iterator[Piece]:
         """Pieces until every request that waits has its response."""
@@ -104,8 +278,8 @@ class Engine:
     def interrupt(self, forget: bool) -> int:
         """Puts every running request back to be computed again, as a weight update in mid-flight does; returns how many.
 
-        `forget` empties the prefix cache: keys and values of other weights are worth nothing. What the device has
-        under way ends first: call this between turns of an engine without asynchronous scheduling.
+        `forget` empties the prefix cache: keys and values of other weights are worth nothing. Nothing may be under way
+        on the device: with asynchronous scheduling `land` comes first.
         """
         number = int(interrupt(self.state))
         if forget:
@@ -119,7 +293,7 @@ class Engine:
             tokens=found[playing.SCHEDULED], prefill_tokens=found[playing.PREFILLED], first=_iteration(features[0]),
             last=_iteration(features[1]), preempted=found[playing.PREEMPTIONS], recomputed_tokens=found[playing.AGAIN],
             cached_tokens=found[playing.FOUND_TOKENS],
-            ended=tuple(self.state.done[: self.state.count[DONE]].tolist()),
+            ended=tuple(self._ids[self.state.done[: self.state.count[DONE]]].tolist()),
         )  # fmt: skip
 
 
@@ -145,14 +319,13 @@ def settings(scenario: Scenario, worker: Worker) -> Settings:
     )  # fmt: skip
 
 
-def samples(scenario: Scenario, step: int, prompts: Sequence[int]) -> Requests:
-    """All samples of these prompts of a step, prompt by prompt; the samples of one share its full blocks."""
-    sizes = scenario.workload.prompt_lengths(scenario.seed, step)
-    lengths = scenario.workload.response_lengths(scenario.seed, step)
-    number = lengths.shape[1]
-    prompt = np.repeat(sizes[list(prompts)], number).astype(np.int64)
-    groups = np.repeat(np.arange(len(prompts)), number)
-    return Requests(
-        prompt=prompt, response=lengths[list(prompts)].ravel().astype(np.int64),
-        contents=grouped(prompt.tolist(), groups.tolist(), scenario.rollout.block_tokens),
-    )  # fmt: skip
+def samples(scenario: Scenario, ledger: Ledger, numbers: Ints) -> Requests:
+    """What an engine is asked for these samples of the ledger; those of one prompt share its full blocks."""
+    prompt, response = ledger.column(PROMPT_TOKENS)[numbers], ledger.column(RESPONSE_TOKENS)[numbers]
+    if not scenario.rollout.prefix_caching:
+        return Requests(prompt=prompt, response=response)
+    prompts = ledger.column(INDEX)[numbers] // scenario.num_tried
+    prompts += ledger.column(STEP)[numbers] * PROMPTS_OF_A_STEP
+    width = scenario.workload.max_sequence_tokens // scenario.rollout.block_tokens + 1
+    contents = grouped(prompt.tolist(), prompts.tolist(), scenario.rollout.block_tokens, width)
+    return Requests(prompt=prompt, response=response, contents=contents)

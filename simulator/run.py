@@ -5,31 +5,39 @@ The loop is the executor's: await the requirements, run the stage, publish. Only
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from lab.dealing import Share
-from lab.errors import InputError
+from lab.errors import InputError, RunStuck
 from lab.library import device as library_device
-from lab.placement import Worker
 from lab.scenario import Scenario
 from lab.timeline import Header, Timeline, header_of
 from lab.wiring import build
 from profiles.cost import CostModel
 from profiles.memory import crowded, peaks, roomier
 from profiles.profile import Profile
-from simulator import scoring, update
-from simulator.blocks import Ints
+from simulator import (
+    checkpoints,
+    evaluating,
+    experience,
+    generating,
+    publishing,
+    reading,
+    scoring,
+    selecting,
+    stuck,
+    switching,
+    update,
+)
 from simulator.engine import TooSmall
-from simulator.ledger import BUFFERED, TRAINED
-from simulator.lockstep import start_engine
-from simulator.rollout import Piece, samples
-from simulator.world import Lane, Process, World
+from simulator.faults import mtbf, play
+from simulator.ledger import TRAINED
+from simulator.world import Process, World
 
 
 def simulate(scenario: Scenario, profiles: Mapping[str, Profile]) -> Timeline:
@@ -40,13 +48,39 @@ def simulate(scenario: Scenario, profiles: Mapping[str, Profile]) -> Timeline:
     begun = time.monotonic()
     costs = CostModel(scenario, profiles)
     world = World(scenario, build(scenario), costs)
-    for stage in world.dataflow.nodes:
-        world.env.process(_node(world, stage))
     try:
-        world.env.run()
+        _play(world)
     except TooSmall as error:
         raise _too_small(scenario, str(error)) from None
+    except RuntimeError:
+        if math.isinf(world.env.peek()) and (told := stuck.waits(world)):  # nothing is left to happen
+            raise RunStuck(told) from None
+        raise
     return Timeline.of(_header(world, time.monotonic() - begun), world.spans)
+
+
+def _play(world: World) -> None:
+    """To the end; faults may make several attempts of it."""
+    if not world.scenario.faults:
+        _start(world)
+        world.env.run(until=world.env.all_of(world.last()))
+        if not world.dataflow.continuous:
+            world.env.run()  # what goes on beside the last stages
+        world.env.run(until=world.env.all_of([write for write in world.writes.values() if write.is_alive]))
+        return
+    if strike := play(world, lambda: _start(world)).left():
+        key, problem = f"faults[{strike.entry}].at", f"the run ends at {world.now:.4g} s, before {strike.at:.4g} s"
+        raise InputError(key=key, problem=problem, remedy="choose an earlier time, or more steps")
+
+
+def _start(world: World) -> None:
+    for stage in world.dataflow.nodes:
+        if not world.dataflow.nodes[stage].continuous:
+            world.env.process(_node(world, stage))
+    if world.dataflow.continuous:
+        from simulator import asynchronous
+
+        asynchronous.play(world)
 
 
 def _too_small(scenario: Scenario, problem: str) -> InputError:
@@ -60,16 +94,26 @@ def _too_small(scenario: Scenario, problem: str) -> InputError:
 
 def _node(world: World, stage: str) -> Process:
     for step in world.dataflow.steps(stage):
+        if world.finished(stage, step).triggered:
+            continue  # before a fault that took the run back
         for needed in world.dataflow.requirements(stage, step):
             yield world.finished(*needed)
         for needed in world.dataflow.streams(stage, step):
             yield world.started(*needed)
         world.started(stage, step).succeed()
         yield from _call(world, stage)
-        yield world.env.all_of([world.env.process(part) for part in STAGES[stage](world, step)])
+        yield world.env.all_of([world.env.process(part) for part in _parts(world, stage, step)])
+        selecting.select(world, stage, step)
         for stream in world.streams(stage, step):
             stream.close()
         world.finished(stage, step).succeed()
+
+
+def _parts(world: World, node: str, step: int) -> list[Process]:
+    """What a node's workers do in a step; of all stages, a switch alone has several nodes."""
+    stage = world.dataflow.nodes[node].stage
+    reading.read(world, step)
+    return switching.switch(world, node, step) if stage == "switch" else STAGES[stage](world, step)
 
 
 def _call(world: World, stage: str) -> Process:
@@ -78,80 +122,31 @@ def _call(world: World, stage: str) -> Process:
     yield world.env.timeout(world.cost(worker, "dispatch", {"calls": 1.0, "bytes": 0.0}).seconds)
 
 
-def _rollout(world: World, step: int) -> list[Process]:
-    engines, shares = world.scenario.team("actor", "generate"), world.dealer.deal(step)
-    everything = np.arange(world.scenario.workload.samples_per_step)
-    numbers = world.ledger.issue(step, everything, world.dataflow.policy_version("rollout", step))
-    world.ledger.batches[step] = numbers
-    pairs = zip(engines, shares, strict=True)
-    return [_generate(world, worker, step, share, numbers) for worker, share in pairs if share.prompts]
-
-
-def _generate(world: World, worker: Worker, step: int, share: Share, numbers: Ints) -> Process:
-    """One engine's part of a step; `numbers` are the ledger's, of all samples of the step."""
-    scenario, requests = world.scenario, samples(world.scenario, step, share.prompts)
-    mine = numbers.reshape(-1, scenario.workload.samples_per_prompt)[share.prompts].ravel()
-    streams = world.streams("rollout", step)
-    engine = start_engine(scenario, worker, world.costs.engine_table(worker), requests)
-    engine.arrive(range(len(requests)))
-    lane = Lane(world, "rollout", step, worker)
-    counts = dict.fromkeys(("iterations", "preemptions", "recomputed_tokens", "cached_tokens"), 0)
-    for piece in engine.pieces():
-        yield from _piece(world, lane, piece)
-        for stream in streams:
-            stream.put(mine[list(piece.ended)].tolist())
-        counts["iterations"] += piece.iterations
-        counts["preemptions"] += piece.preempted
-        counts["recomputed_tokens"] += piece.recomputed_tokens
-        counts["cached_tokens"] += piece.cached_tokens
-    world.ledger.generated(mine, requests.response)
-    world.ledger.settle(mine, BUFFERED)
-    given, made = int(requests.prompt.sum()), int(requests.response.sum())
-    host = {"calls": 1.0, "samples": float(len(requests)), "tokens": float(made)}
-    yield from world.spend(worker, "rollout_host", host)
-    world.dealer.returned(np.repeat(share.prompts, scenario.workload.samples_per_prompt), requests.response)
-    lane.end(
-        tokens=given + made, samples=len(requests), prompt_tokens=given, response_tokens=made, **counts, **share.notes
-    )  # fmt: skip
-
-
-def _piece(world: World, lane: Lane, piece: Piece) -> Process:
-    """The iterations of a piece; what comes beside them stretches it."""
-    start, worker = world.now, lane.worker
-    cost = world.costs.iterations(worker, piece.seconds, (piece.first, piece.last))
-    yield from world.cores(worker).work(worker, "engine_step", cost.seconds)
-    lane.record(
-        piece.op, start, cost.extrapolated, tokens=piece.iterations * piece.tokens, iterations=piece.iterations,
-        sequences=piece.sequences,
-    )  # fmt: skip
-
-
 def _lengths(world: World, step: int) -> list[int]:
     """Tokens of every sample of a step's batch, prompt and response."""
     return [int(n) for n in world.ledger.lengths(step)]
 
 
-def _values(world: World, step: int) -> list[Process]:
-    lengths = _lengths(world, step)
-    return [scoring.value(world, step, lengths, rank) for rank in range(len(world.scenario.team("critic", "train")))]
-
-
-def _update_actor(world: World, step: int) -> list[Process]:
-    lengths = _lengths(world, step)
-    world.ledger.settle(world.ledger.batches[step], TRAINED)
-    return update.update(world, "actor", step, lengths)
+def _update(world: World, stage: str, step: int) -> list[Process]:
+    role, lengths = world.dataflow.nodes[stage].role, _lengths(world, step)
+    if role == world.scenario.algorithm.trains[0]:
+        world.ledger.settle(world.ledger.batches[step], TRAINED)
+    return update.update(world, role, step, lengths)
 
 
 STAGES: dict[str, Callable[[World, int], list[Process]]] = {
-    "rollout": _rollout,
-    "reward": lambda world, step: [scoring.score(world, "reward", step, _lengths(world, step))],
-    "reference": lambda world, step: [scoring.score(world, "reference", step, _lengths(world, step))],
-    "value": _values,
+    "rollout": generating.rollout,
+    "transfer": experience.transfer,
+    "reward": lambda world, step: scoring.score(world, "reward", step),
+    "reference": lambda world, step: scoring.score(world, "reference", step),
+    "value": lambda world, step: scoring.judge(world, "value", step),
+    "old_logprob": lambda world, step: scoring.judge(world, "old_logprob", step),
     "advantage": lambda world, step: [update.advantage(world, step, _lengths(world, step))],
-    "update_critic": lambda world, step: update.update(world, "critic", step, _lengths(world, step)),
-    "update_actor": _update_actor,
-    "weight_sync": lambda world, step: [update.weight_sync(world, step)],
-    "checkpoint": update.checkpoint,
+    "update_critic": lambda world, step: _update(world, "update_critic", step),
+    "update_actor": lambda world, step: _update(world, "update_actor", step),
+    "evaluate": evaluating.evaluate,
+    "weight_sync": publishing.weight_sync,
+    "checkpoint": checkpoints.checkpoint,
 }
 """by stage: the processes, one per worker, that play it in one step"""
 
@@ -160,9 +155,18 @@ def _header(world: World, wall_s: float) -> Header:
     scenario = world.scenario
     return msgspec.structs.replace(
         header_of(scenario, "simulated"), profiles=world.costs.header_profiles(), memory=peaks(scenario),
-        samples=world.ledger.counts(), wasted_tokens=world.ledger.wasted_tokens(),
+        samples=world.ledger.counts(), wasted_tokens=world.ledger.wasted_tokens(), **_failures(world),
         price_per_hour=_price(scenario), software=_software(), wall_s=wall_s,
     )  # fmt: skip
+
+
+def _failures(world: World) -> dict[str, Any]:
+    """What the header says of faults and checkpoints."""
+    back = sum("step" in fault for fault in world.faults)
+    drawn = mtbf(world.scenario) or (world.now / back if back else None)
+    lost_s, storage = world.now - world.progress(), world.store.summary()
+    lost = {"lost_s": max(lost_s, 0.0), "lost_tokens": world.ledger.lost_tokens()}
+    return {"faults": world.faults, "mtbf_s": drawn, "storage": storage, **lost}
 
 
 def _price(scenario: Scenario) -> float | None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
+from lab.judging import TRAINERS
 from lab.measurement import pass_quantities
 from lab.model import ModelSpec
 from lab.policies.microbatch import deal, pack
+from simulator.blocks import Ints
+from simulator.remote import makespan
+from simulator.scorers import cache, calls, counted, host, kind, known, overlap, sizes
 from simulator.world import Lane, Process, World
 
 
@@ -19,33 +24,85 @@ def passes(
         yield sum(lengths[i] for i in group), pass_quantities(spec, role, len(group), longest, zero_stage)
 
 
-def score(world: World, stage: str, step: int, lengths: Sequence[int]) -> Process:
-    """Reward or reference on its one worker, over all samples."""
-    role = "reward" if stage == "reward" else "reference"
-    worker = world.scenario.team(role, "score")[0]
-    place = world.scenario.place
-    lane, host = Lane(world, stage, step, worker), _host(lengths)
-    if role == "reward" and place.reward_score.kind == "function":
-        yield from world.spend(worker, "reward", host)
-    else:
-        chosen = place.reward_score if role == "reward" else place.reference_score
-        assert chosen is not None, "refused by lab.coherence"
-        groups = pack(lengths, world.scenario.update.microbatch_tokens, chosen.max_batch_samples)
-        yield from _forward(world, lane, lengths, groups)
-        yield from world.spend(worker, "score_host", host)
-    lane.end(tokens=sum(lengths), samples=len(lengths))
+def score(world: World, stage: str, step: int) -> list[Process]:
+    """Reward or reference: one process for each worker, or one for all where samples come and go one by one."""
+    if world.dataflow.streams(stage, step):
+        return [overlap(world, stage, step)]
+    team = world.scenario.team(stage, "score")
+    shares = [partial(_share, world, stage, step, rank) for rank in range(len(team))]
+    return [
+        world.attempts(worker.name, share) if world.losable(worker) else share()
+        for worker, share in zip(team, shares, strict=True)
+    ]
 
 
-def value(world: World, step: int, lengths: Sequence[int], rank: int) -> Process:
-    """Values of the samples that one rank of the critic is dealt."""
-    team = world.scenario.team("critic", "train")
+def _share(world: World, stage: str, step: int, rank: int) -> Process:
+    """The samples of a step that one worker is dealt: the first, second, … of every so many."""
+    team = world.scenario.team(stage, "score")
+    lane, mine = Lane(world, stage, step, team[rank]), world.ledger.batches[step][rank :: len(team)]
+    hits = known(world, stage, mine)
+    lengths, notes = sizes(world.ledger, mine), {"hits": int(hits.sum())} if cache(world.scenario, stage) else {}
+    if not hits.all():
+        notes |= yield from WHOLE[kind(world.scenario, stage)](lane, mine[~hits], sizes(world.ledger, mine[~hits]))
+    lane.end(tokens=sum(lengths), samples=len(lengths), **notes)
+
+
+def _model(lane: Lane, samples: Ints, lengths: list[int]) -> Process:
+    """All passes of the samples, one after the other."""
+    scenario, role = lane.world.scenario, lane.worker.role
+    groups = pack(lengths, scenario.pass_tokens, scenario.scored[role].max_batch_samples)
+    readings = 1 + (scenario.algorithm.extra_forwards if role == "reference" else 0)
+    yield from _forward(lane.world, lane, lengths, groups * readings)
+    yield from lane.world.spend(lane.worker, "score_host", host(len(lengths), sum(lengths)))
+    return {}
+
+
+def _head(lane: Lane, samples: Ints, lengths: list[int]) -> Process:
+    """The passes were the trunk's; see `simulator.scorers`."""
+    yield from lane.world.spend(lane.worker, "score_host", host(len(lengths), sum(lengths)))
+    return {}
+
+
+def _function(lane: Lane, samples: Ints, lengths: list[int]) -> Process:
+    yield from lane.world.spend(lane.worker, "reward", host(len(lengths), sum(lengths)))
+    return {}
+
+
+def _remote(lane: Lane, samples: Ints, lengths: list[int]) -> Process:
+    """Calls for so many samples each, in their order, each as soon as one of those under way has its answer."""
+    chosen = lane.world.scenario.place.reward_score
+    assert chosen is not None and chosen.remote is not None, "refused by lab.placement"
+    yield from lane.world.spend(lane.worker, "score_host", host(len(lengths), sum(lengths)))
+    size = chosen.max_batch_samples
+    found = calls(lane.world, samples[::size])
+    yield lane.world.env.timeout(makespan(found.seconds, chosen.remote.concurrency))
+    return counted(found, size, len(samples) % size or size)
+
+
+WHOLE: dict[str, Callable[[Lane, Ints, list[int]], Process]] = {
+    "model": _model, "head": _head, "function": _function, "remote": _remote,
+}  # fmt: skip
+"""by kind of scorer: does the samples of a step on one lane; returns what its span notes"""
+
+
+def judge(world: World, stage: str, step: int) -> list[Process]:
+    """One process for each rank of a trainer: values by the critic, or log-probabilities by the actor (old_logprob)."""
+    if world.dataflow.streams(stage, step):
+        return [overlap(world, stage, step)]
+    role, lengths = TRAINERS[stage], world.ledger.lengths(step).tolist()
+    return [_judge(world, stage, role, step, lengths, rank) for rank in range(len(world.scenario.team(role, "train")))]
+
+
+def _judge(world: World, stage: str, role: str, step: int, lengths: Sequence[int], rank: int) -> Process:
+    """Forward passes over the samples that one rank is dealt."""
+    team = world.scenario.team(role, "train")
     mine = [lengths[i] for i in deal(len(lengths), len(team))[rank]]
-    lane = Lane(world, "value", step, team[rank])
+    lane = Lane(world, stage, step, team[rank])
     if mine:
-        groups, start = pack(mine, world.scenario.update.microbatch_tokens), world.now
-        yield from _forward(world, lane, mine, groups, world.scenario.train("critic").zero_stage)
+        groups, start = pack(mine, world.scenario.pass_tokens), world.now
+        yield from _forward(world, lane, mine, groups, world.scenario.train(role).zero_stage)
         yield from bubble(lane, world.now - start, len(groups))
-    yield from world.spend(team[rank], "score_host", _host(mine))
+    yield from world.spend(team[rank], "score_host", host(len(mine), sum(mine)))
     lane.end(tokens=sum(mine), samples=len(mine))
 
 
@@ -68,7 +125,3 @@ def _forward(
     spec, role = world.scenario.spec(lane.worker.role), lane.worker.role
     for tokens, quantities in passes(spec, role, lengths, groups, zero_stage):
         yield from lane.op("forward", "logprob", quantities, tokens=tokens)
-
-
-def _host(lengths: Sequence[int]) -> dict[str, float]:
-    return {"calls": 1.0, "samples": float(len(lengths)), "tokens": float(sum(lengths))}

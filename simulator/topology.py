@@ -96,9 +96,15 @@ class Topology:
         """From a device, through its host, or from a machine's memory, to the storage of its site."""
         return self._path([*self._host(source, "out"), *self._storage(source, "out", "write")])
 
-    def from_storage(self, target: str) -> Path:
-        """The way back."""
-        return self._path([*self._host(target, "in"), *self._storage(target, "in", "read")])
+    def from_storage(self, target: str, site: str | None = None) -> Path:
+        """The way back; from another site's storage over the connections between them."""
+        here = self.machine(target).site
+        if site in (None, here.name):
+            return self._path([*self._host(target, "in"), *self._storage(target, "in", "read")])
+        there = next(other for other in self._cluster.sites if other.name == site)
+        keys = [*self._host(target, "in"), ("port", self.machine(target).name, f"in{self._port(target, None)}")]
+        keys += [*self._crossed(there, here, False), ("storage", self.machine(target).name, "read")]
+        return self._path([*keys, ("storage", there.name, "total read")])
 
     def machine(self, end: str) -> Machine:
         """Where a device or a machine's memory is. Raises ValueError for what is not in the cluster."""

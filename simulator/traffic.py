@@ -55,7 +55,7 @@ def chain(topology: Topology, devices: Sequence[str], size: float) -> Flows:
 
 def flat(topology: Topology, sender: str, receivers: Sequence[str], size: float) -> Flows:
     """A broadcast from one sender to everyone at once."""
-    return Flows.of(flow for receiver in receivers for flow in _hop(topology, (sender, receiver), size))
+    return Flows.of(flow for receiver in receivers for flow in over_ports(topology, (sender, receiver), size))
 
 
 def tree(topology: Topology, sender: str, receivers: Sequence[str], size: float) -> tuple[Flows, ...]:
@@ -64,7 +64,7 @@ def tree(topology: Topology, sender: str, receivers: Sequence[str], size: float)
     between = binomial([machine[0] for machine in machines])
     inside = zip_longest(*(binomial(machine) for machine in machines), fillvalue=())
     rounds = [*between, *([hop for hops in same for hop in hops] for same in inside)]
-    return tuple(Flows.of(flow for hop in hops for flow in _hop(topology, hop, size)) for hops in rounds)
+    return tuple(Flows.of(flow for hop in hops for flow in over_ports(topology, hop, size)) for hops in rounds)
 
 
 def paced(topology: Topology, flows: Flows, seconds: float) -> Flows:
@@ -97,13 +97,13 @@ def by_machine(topology: Topology, devices: Iterable[str]) -> list[list[str]]:
 
 def _in_step(topology: Topology, hops: Sequence[Hop], size: float, num_messages: float) -> Flows:
     """Flows of which each piece waits for the slowest hop's."""
-    flows = [flow for hop in hops for flow in _hop(topology, hop, size)]
+    flows = [flow for hop in hops for flow in over_ports(topology, hop, size)]
     latency = max((flow.path.latency for flow in flows), default=0.0)
     paced = [Flow(path=Path(flow.path.links, latency), bytes=flow.bytes, num_messages=num_messages) for flow in flows]
     return Flows.of(paced)
 
 
-def _hop(topology: Topology, hop: Hop, size: float) -> Iterator[Flow]:
+def over_ports(topology: Topology, hop: Hop, size: float) -> Iterator[Flow]:
     """From one end to the other, over every port that both machines have."""
     here, there = (topology.machine(end) for end in hop)
     if here is there:

@@ -15,7 +15,7 @@ from lab.placement import Worker
 from profiles.moves import SYNC_TENSOR_S, num_tensors
 from profiles.roofline import averaging
 from simulator.network import Flow, Flows
-from simulator.traffic import chain, flat, paced, ring, tree
+from simulator.traffic import chain, flat, over_ports, paced, ring, tree
 from simulator.world import Process, World
 
 
@@ -35,7 +35,7 @@ def broadcast(world: World, sender: Worker, size: float, seconds: float) -> Sequ
     others = list(dict.fromkeys(device for engine in engines for device in engine.devices if device != first))
     if not others:
         return ()
-    how = world.scenario.weight_sync.topology
+    how = world.scenario.weight_sync.route
     if how == "tree":
         return tree(topology, first, others, size)
     if how == "flat":
@@ -45,9 +45,12 @@ def broadcast(world: World, sender: Worker, size: float, seconds: float) -> Sequ
 
 def per_tensor(world: World, sender: Worker) -> float:
     """Seconds that the tensors of a weight sync cost one by one before their bytes go; a chain is paced with them."""
-    if world.scenario.weight_sync.topology == "chain":
-        return 0.0
-    layout = world.costs.layout(sender)
+    return 0.0 if world.scenario.weight_sync.route == "chain" else tensors_s(world, sender)
+
+
+def tensors_s(world: World, worker: Worker) -> float:
+    """Seconds that the tensors of a model cost one by one when they are loaded, beside their bytes."""
+    layout = world.costs.layout(worker)
     return SYNC_TENSOR_S[layout.device.kind] * num_tensors(layout)
 
 
@@ -55,6 +58,18 @@ def written(world: World, worker: Worker, size: float) -> Flows:
     """`size` bytes to the storage of the worker's site, an equal part from each of its devices."""
     part, topology = size / len(worker.devices), world.network.topology
     return Flows.of(Flow(path=topology.to_storage(device), bytes=part) for device in worker.devices)
+
+
+def fetched(world: World, source: tuple[str, ...] | str, worker: Worker, size: float) -> Flows:
+    """`size` bytes to a worker, to each of its devices the part that it keeps.
+
+    `source`: devices or a machine's memory that have the whole, of which each serves its like; or the site of a store.
+    """
+    topology, part = world.network.topology, size / len(worker.devices)
+    if isinstance(source, str):
+        return Flows.of(Flow(path=topology.from_storage(device, source), bytes=part) for device in worker.devices)
+    hops = [(source[i % len(source)], device) for i, device in enumerate(worker.devices)]
+    return Flows.of(flow for hop in hops for flow in over_ports(topology, hop, part))
 
 
 class Gradients:

@@ -1,4 +1,4 @@
-"""Training: advantages, optimizer steps on every rank, and what follows them: weight sync and checkpoints."""
+"""Training: advantages, and optimizer steps on every rank."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import simpy
 
 from lab.measurement import zero_quantities
 from lab.model import DTYPE_BYTES
+from lab.offline import update_of
 from lab.placement import Worker
-from lab.policies.microbatch import deal, minibatches, pack
-from profiles.memory import ADAM_STATE_BYTES
-from simulator.network import Flows
-from simulator.scoring import bubble, passes
-from simulator.transfers import Gradients, broadcast, networked, per_tensor, written
+from simulator.collecting import ages
+from simulator.microbatches import Pass, Plan, plan
+from simulator.scoring import bubble
+from simulator.transfers import Gradients, networked
 from simulator.world import Lane, Process, World
 
 
@@ -41,7 +41,7 @@ def advantage(world: World, step: int, lengths: Sequence[int]) -> Process:
     lane = Lane(world, "advantage", step, worker)
     quantities = {"calls": 1.0, "samples": float(len(lengths)), "tokens": float(sum(lengths))}
     yield from world.spend(worker, "advantage", quantities)
-    lane.end(tokens=sum(lengths), samples=len(lengths))
+    lane.end(tokens=sum(lengths), samples=len(lengths), **ages(world, step))
 
 
 def update(world: World, role: str, step: int, lengths: Sequence[int]) -> list[Process]:
@@ -50,7 +50,8 @@ def update(world: World, role: str, step: int, lengths: Sequence[int]) -> list[P
     barrier, gradients = Barrier(world.env, len(team)), None
     if _holders(team) > 1 and networked(world, team[0], "grad_sync"):
         gradients = Gradients(world, team[0], len(team), _gradient_bytes(world, role))
-    return [_rank(world, worker, rank, step, lengths, barrier, gradients) for rank, worker in enumerate(team)]
+    made = plan(world.scenario, role, lengths)
+    return [_rank(world, worker, rank, step, made, barrier, gradients) for rank, worker in enumerate(team)]
 
 
 def _holders(team: Sequence[Worker]) -> int:
@@ -63,45 +64,42 @@ def _gradient_bytes(world: World, role: str) -> float:
 
 
 def _rank(
-    world: World, worker: Worker, rank: int, step: int, lengths: Sequence[int], barrier: Barrier,
-    gradients: Gradients | None,
+    world: World, worker: Worker, rank: int, step: int, made: Plan, barrier: Barrier, gradients: Gradients | None,
 ) -> Process:  # fmt: skip
     scenario = world.scenario
     team, stage = scenario.team(worker.role, "train"), scenario.train(worker.role).zero_stage
-    ranks = len(team)
-    lane = Lane(world, f"update_{worker.role}", step, worker)
-    batches = minibatches(len(lengths), scenario.update.minibatch_samples)
+    lane, epochs = Lane(world, update_of(worker.role), step, worker), scenario.algorithm.epochs
     trained = {"passes": 1.0, "parameters": float(scenario.trainable_parameters(worker.role))} | zero_quantities(stage)
     tokens = 0
-    for batch in batches * scenario.algorithm.ppo_epochs:
-        mine = [lengths[batch[i]] for i in deal(len(batch), ranks)[rank]]
-        tokens += sum(mine)
-        last = yield from _microbatches(world, lane, mine, stage, gradients)
+    for batch in made.passes * epochs:
+        tokens += sum(one.tokens for one in batch[rank])
+        last = yield from _microbatches(world, lane, batch[rank], gradients)
         if _holders(team) > 1:
             yield from _reduce(world, lane, _holders(team), barrier, last, gradients)
         yield from lane.op("optimizer", "optimizer", trained)
-    samples = len(lengths) // ranks
-    host = {"calls": 1.0, "minibatches": float(len(batches) * scenario.algorithm.ppo_epochs), "samples": float(samples)}
-    yield from world.spend(worker, "update_host", host | {"tokens": float(tokens)})
-    lane.end(tokens=tokens, samples=samples)
+    samples = float(made.num_samples)
+    host = {"calls": 1.0, "minibatches": float(len(made.passes) * epochs), "samples": samples, "tokens": float(tokens)}
+    yield from world.spend(worker, "update_host", host)
+    lane.end(tokens=tokens, samples=made.num_samples, **made.notes(rank))
 
 
 def _microbatches(
-    world: World, lane: Lane, lengths: Sequence[int], zero_stage: int, gradients: Gradients | None
-) -> Process:
+    world: World, lane: Lane, passes: Sequence[Pass], gradients: Gradients | None
+) -> Process:  # fmt: skip
     """Forward and backward passes of one rank's part of a mini-batch; returns the seconds of the last backward pass."""
-    groups, start, last = pack(lengths, world.scenario.update.microbatch_tokens), world.now, world.now
-    spec, role = world.scenario.spec(lane.worker.role), lane.worker.role
-    for number, (size, quantities) in enumerate(passes(spec, role, lengths, groups, zero_stage), start=1):
-        yield from lane.op("forward", "forward", quantities, tokens=size)
+    start, last = world.now, world.now
+    for number, made in enumerate(passes, start=1):
+        for _ in range(world.scenario.algorithm.extra_forwards):
+            yield from lane.op("forward", "logprob", made.quantities, tokens=made.tokens)
+        yield from lane.op("forward", "forward", made.quantities, tokens=made.tokens)
         last = world.now
-        if gradients is not None and number == len(groups):
+        if gradients is not None and number == len(passes):
             gradients.begin()
-        yield from lane.op("backward", "backward", quantities, tokens=size)
-    if gradients is not None and not groups:
+        yield from lane.op("backward", "backward", made.quantities, tokens=made.tokens)
+    if gradients is not None and not passes:
         gradients.begin()
     last = world.now - last
-    yield from bubble(lane, world.now - start, len(groups))
+    yield from bubble(lane, world.now - start, len(passes))
     return last
 
 
@@ -119,88 +117,3 @@ def _reduce(
         yield from gradients.finish()
     yield from barrier.wait()
     lane.record("grad_sync", start, cost.extrapolated, bytes=size, flows=gradients.num_flows)
-
-
-def weight_sync(world: World, step: int) -> Process:
-    """Trainer and engines are held until the last engine has the weights: all of them, or the adapters."""
-    scenario = world.scenario
-    trainers, engines = scenario.team("actor", "train"), scenario.team("actor", "generate")
-    own = [Lane(world, "weight_sync", step, worker) for worker in trainers]
-    others = [Lane(world, "weight_sync", step, worker) for worker in engines]
-    size = scenario.trainable_parameters("actor") * DTYPE_BYTES[scenario.model("actor").dtype]
-    if sharded(world, trainers[0]):
-        yield from _together(world, own, trainers[0], "reshard", "reshard", size)
-    yield from _transfer(world, own + others, trainers[0], size)
-    yield world.env.all_of([world.env.process(_take(world, lane, size)) for lane in others])
-    for lane in own + others:
-        lane.end()
-
-
-def _transfer(world: World, lanes: Sequence[Lane], sender: Worker, size: float) -> Process:
-    """Weights on their way to the engines."""
-    cost, start = world.cost(sender, "weight_sync", {"calls": 1.0, "bytes": size}), world.now
-    rounds: Sequence[Flows] = ()
-    if networked(world, sender, "weight_sync"):
-        rounds = broadcast(world, sender, size, cost.seconds)
-    if rounds:
-        yield world.env.timeout(per_tensor(world, sender))
-        yield from world.network.play(rounds)
-    else:
-        yield from world.cores(sender).work(sender, "weight_sync", cost.seconds)
-    notes = {"flows": sum(len(flows) for flows in rounds)} if rounds else {}
-    for lane in lanes:
-        lane.record("transfer", start, cost.extrapolated, bytes=size, **notes)
-
-
-def _together(world: World, lanes: Sequence[Lane], payer: Worker, op: str, cost_op: str, size: float) -> Process:
-    """An op that several lanes are held by and one worker is charged for."""
-    cost, start = world.cost(payer, cost_op, {"calls": 1.0, "bytes": size}), world.now
-    yield from world.cores(payer).work(payer, cost_op, cost.seconds)
-    for lane in lanes:
-        lane.record(op, start, cost.extrapolated, bytes=size)
-
-
-def _take(world: World, lane: Lane, size: float) -> Process:
-    """An engine of another dtype converts what it got, and packs weights of eight bits anew."""
-    dtype, sent = lane.worker.dtype, world.scenario.model("actor").dtype
-    if dtype == sent or world.scenario.model("actor").lora is not None:
-        return
-    kept = size * DTYPE_BYTES[dtype] / DTYPE_BYTES[sent]
-    yield from lane.op("convert", "convert", {"calls": 1.0, "bytes": size + kept}, bytes=size + kept)
-    if DTYPE_BYTES[dtype] < 2:
-        yield from lane.op("engine_rebuild", "engine_rebuild", {"calls": 1.0, "bytes": 2 * kept}, bytes=2 * kept)
-
-
-def sharded(world: World, worker: Worker) -> bool:
-    """Whether no single device of a trainer has all of its weights."""
-    spread, ranks = worker.parallelism, len(world.scenario.team(worker.role, "train"))
-    whole = spread.tensor * spread.pipeline * spread.expert == 1
-    return not whole or (world.scenario.train(worker.role).zero_stage == 3 and ranks * spread.context > 1)
-
-
-def checkpoint(world: World, step: int) -> list[Process]:
-    """One process for each trainer rank that writes."""
-    teams = [world.scenario.team(role, "train") for role in ("actor", "critic")]
-    return [_write(world, worker, len(team), step) for team in teams for worker in team]
-
-
-def _write(world: World, worker: Worker, ranks: int, step: int) -> Process:
-    lane = Lane(world, "checkpoint", step, worker)
-    size = state_bytes(world, worker) / ranks
-    quantities = {"calls": 1.0, "bytes": size}
-    if networked(world, worker, "checkpoint"):
-        start, flows = world.now, written(world, worker, size)
-        extrapolated = world.cost(worker, "checkpoint", quantities).extrapolated
-        yield from world.network.send_all(flows)
-        lane.record("write", start, extrapolated, bytes=size, flows=len(flows))
-    else:
-        yield from lane.op("write", "checkpoint", quantities, bytes=size)
-    lane.end()
-
-
-def state_bytes(world: World, worker: Worker) -> float:
-    """Trained weights in their dtype and Adam's states: two moments, and an fp32 copy where weights are narrower."""
-    scenario = world.scenario
-    dtype = scenario.model(worker.role).dtype
-    states = ADAM_STATE_BYTES - (4.0 if dtype == "float32" else 0.0)
-    return scenario.trainable_parameters(worker.role) * (DTYPE_BYTES[dtype] + states)

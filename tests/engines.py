@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from lab.scenario import Scenario
 from profiles import interpolate
 from profiles.iteration import EngineTable, Skews
 from simulator import blocks, jump, playing, scheduler
 from simulator.engine import Requests, Settings, grouped
+from simulator.ledger import Ledger
 from simulator.replay import Replayed
+from simulator.rollout import samples
 
 BLOCK = 4
 LONGEST = 70
@@ -117,3 +120,10 @@ def assert_same(one: Replayed, other: Replayed, rel: float = 1e-9) -> None:
     assert counts[0] == counts[1]
     for name in ("admitted_s", "first_token_s", "last_token_s"):
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=rel, atol=1e-12, err_msg=name)
+
+
+def of_step(scenario: Scenario, step: int, prompts: Sequence[int]) -> Requests:
+    """All samples of some prompts of a step."""
+    ledger, number = Ledger(scenario), scenario.workload.samples_per_prompt
+    indices = [prompt * number + sample for prompt in prompts for sample in range(number)]
+    return samples(scenario, ledger, ledger.issue(step, indices, 0))

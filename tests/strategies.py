@@ -16,7 +16,15 @@ from lab.scenario import Scenario
 from lab.timeline import Span, Timeline, header_of
 from lab.wiring import build
 
-SCENARIOS = {path.stem: load(path) for path in sorted(Path("scenarios").glob("*.yaml"))}
+
+def _any_order(scenario: Scenario) -> bool:
+    """Whether it has a barrier, and nobody takes turns: then it goes with either order of rollout and training."""
+    sliced = any(sharing.how == "time_sliced" for sharing in scenario.sharing.values())
+    return scenario.schedule.mode != "asynchronous" and not sliced
+
+
+_ALL = {path.stem: load(path) for path in sorted(Path("scenarios").glob("*.yaml"))}
+SCENARIOS = {name: scenario for name, scenario in _ALL.items() if _any_order(scenario)}
 OPS = {
     "rollout": ("prefill", "decode"),
     "reference": ("forward",),

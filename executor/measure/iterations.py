@@ -111,7 +111,7 @@ def restart(worker: RolloutWorker, arch: str) -> Point:
 
     worker.engine.engine_core.shutdown()
     asked = scenario(arch)
-    size = asked.spec("actor").weight_bytes(asked.models.actor.dtype)
+    size = asked.spec("actor").weight_bytes(asked.model("actor").dtype)
     with tempfile.TemporaryDirectory(prefix="lab-actor-") as folder:
         save(build_actor(*origin(asked, "actor")), folder)
         start = time.monotonic()
@@ -127,7 +127,7 @@ def sleep(worker: RolloutWorker) -> tuple[list[Measurement], list[str]]:
 
     if not current_platform.is_sleep_mode_available():
         return [], [f"engine_sleep, engine_wake: vLLM cannot sleep on {current_platform.device_name}; not measured"]
-    size = worker._spec.weight_bytes(worker.scenario.models.actor.dtype)
+    size = worker._spec.weight_bytes(worker.scenario.model("actor").dtype)
     found = []
     for op, call in (("engine_sleep", worker.engine.sleep), ("engine_wake", worker.engine.wake_up)) * 2:
         start = time.monotonic()

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from lab.errors import InputError
+from lab.errors import InputError, RunStuck
 
 app = typer.Typer(
     name="lab",
@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 
 COMMANDS = (
-    "simulate", "execute", "compare", "run", "profile", "calibrate", "validate", "fit-memory", "report", "doctor",
+    "simulate", "execute", "compare", "run", "profile", "calibrate", "validate", "fit-memory", "report", "claims", "doctor",
     "schema", "ui",
 )  # fmt: skip
 
@@ -37,9 +37,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def told(command: Callable[[], Any]) -> Any:
-    """What a command returns; a user's mistake becomes one message and exit status 2."""
+    """What a command returns; a user's mistake becomes one message and exit status 2, a run that is stuck 1."""
     try:
         return command()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RunStuck as error:
+        print(f"the run is stuck: {error}", file=sys.stderr)
+        return 1

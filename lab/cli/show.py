@@ -93,6 +93,10 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
             )
     if summary["bottleneck"]:
         lines.append(f"bottleneck: {summary['bottleneck']['why']}")
+    packing = summary["packing"]
+    if packing["padding"]:
+        told = f"{percent(packing['padding'])} of the updates' tokens are padding"
+        lines.append(f"micro-batches: {told}; the fullest rank has {percent(packing['imbalance'])} above the mean")
     if summary["reward"]["first"] is not None:
         lines.append(f"reward: {summary['reward']['first']:.3f} → {summary['reward']['last']:.3f}")
     if summary["logprob_gap_max"] is not None:

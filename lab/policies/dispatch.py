@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-MANY = 1_000_000
+MANY = 100_000
 """pairs of a prompt and an engine from which on rules are compiled"""
 
 

@@ -39,22 +39,26 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class EntropyBand:
-    """Steer by the policy's entropy (nats per token) instead of by the step."""
+class Slopes:
+    """How sampling changes the length of responses: change of ln(length) per unit of each setting, from 1 on."""
 
-    low: float = 0.5
-    """below it the answers grow alike: warmer"""
-    high: float = 3.0
-    """above it they grow random: cooler"""
-    change: float = 0.05
-    lowest: float = 0.6
-    highest: float = 1.2
+    temperature: float = 0.0
+    top_p: float = 0.0
+    repetition_penalty: float = 0.0
+    temperatures: tuple[float, ...] = ()
+    """rising; where there are any, `factors` at these replace the slope for temperature"""
+    factors: tuple[float, ...] = ()
 
 
-def steered(rule: EntropyBand, current: float, entropy: float) -> float:
-    """The next temperature, one change away at most and within its limits."""
-    step = rule.change if entropy < rule.low else -rule.change if entropy > rule.high else 0.0
-    return min(max(current + step, rule.lowest), rule.highest)
+def length_factor(
+    slopes: Slopes, temperatures: npt.ArrayLike, top_p: float = 1.0, repetition_penalty: float = 1.0
+) -> Floats:
+    """What lengths drawn at settings of 1 are multiplied with, for each of these temperatures."""
+    heats = np.asarray(temperatures, float)
+    others = math.exp(slopes.top_p * (top_p - 1) + slopes.repetition_penalty * (repetition_penalty - 1))
+    if slopes.temperatures:
+        return np.asarray(np.interp(heats, slopes.temperatures, slopes.factors) * others)
+    return np.asarray(np.exp(slopes.temperature * (heats - 1)) * others)
 
 
 def mixture(shares: Sequence[float], num_samples: int) -> Ints:
@@ -68,42 +72,6 @@ def mixture(shares: Sequence[float], num_samples: int) -> Ints:
     arms = np.repeat(np.arange(len(counts)), counts)
     place = np.concatenate([(np.arange(count) + 0.5) / count for count in counts if count] or [np.empty(0)])
     return np.asarray(arms[np.argsort(place, kind="stable")])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arms:
-    """What choosing each arm brought so far. Rewards are scaled to 0 … 1."""
-
-    num_tried: Ints
-    total_reward: Floats
-
-    @classmethod
-    def untried(cls, num: int) -> Arms:
-        return cls(num_tried=np.zeros(num, np.int64), total_reward=np.zeros(num))
-
-    def with_rewards(self, arms: npt.ArrayLike, rewards: npt.ArrayLike) -> Arms:
-        """After these arms brought these rewards."""
-        index, size = np.asarray(arms, np.int64), len(self.num_tried)
-        tried = self.num_tried + np.bincount(index, minlength=size)
-        return Arms(
-            num_tried=tried,
-            total_reward=self.total_reward + np.bincount(index, np.asarray(rewards, float), minlength=size),
-        )
-
-
-def ucb(arms: Arms) -> int:
-    """UCB1 (Auer et al. 2002): every arm once, then the highest mean + sqrt(2 ln tries / own tries)."""
-    if not arms.num_tried.all():
-        return int(np.argmin(arms.num_tried))
-    spread = np.sqrt(2 * np.log(arms.num_tried.sum()) / arms.num_tried)
-    return int(np.argmax(arms.total_reward / arms.num_tried + spread))
-
-
-def thompson(arms: Arms, seed: int) -> int:
-    """The arm with the highest draw from Beta(1 + rewards, 1 + tries − rewards); the draw depends on seed and tries."""
-    rng = np.random.default_rng([seed, int(arms.num_tried.sum())])
-    won = np.clip(arms.total_reward, 0, arms.num_tried)
-    return int(np.argmax(rng.beta(1 + won, 1 + arms.num_tried - won)))
 
 
 def best_of(rewards: npt.ArrayLike) -> Ints:

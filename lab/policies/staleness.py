@@ -13,7 +13,7 @@ needs (verl's `staleness_threshold`); the lag is then counted in versions and st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,12 +54,15 @@ def lag(rule: Staleness, now: int, version: npt.ArrayLike) -> Ints:
     return np.asarray(now - np.asarray(version, np.int64) * rule.units_per_version)
 
 
-def may_issue(rule: Staleness, version: int, num_issued: int) -> int:
-    """Samples that may be issued under the engines' version without one of them being trained too late.
+def may_issue(rule: Staleness, version: int, num_issued: int, now: int) -> int:
+    """Samples that may be issued under an engine's version without one of them being trained too late.
 
     `num_issued` counts all samples ever issued but those that were dropped, aborted or lost: they are trained in
-    nobody's place. Only `block` sets a limit; otherwise the number is beyond any buffer.
+    nobody's place. `now` is the next unit to be made up. Only `block` sets a limit; otherwise the number is beyond any
+    buffer, and nothing where whatever is issued would be thrown away.
     """
+    if rule.at_bound in ("drop", "interrupt") and now - version * rule.units_per_version > rule.largest_lag:
+        return 0
     if rule.at_bound != "block":
         return UNLIMITED
     reach = (version * rule.units_per_version + rule.bound + 1) * rule.samples_per_unit
@@ -82,62 +85,72 @@ def deadlock(rule: Staleness) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ages:
-    """What the trainer sees before unit `now`: versions of the samples that are there and of those still running."""
+class Tally:
+    """What the trainer sees before unit `now`: how many samples of each version are there, and how many still run."""
 
     now: int
-    ready: Ints
-    in_flight: Ints
+    versions: Sequence[int]
+    """ascending"""
+    ready: Sequence[int]
+    """by version"""
+    in_flight: Sequence[int]
+    """by version"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What the unit is made of; all but the first two are positions in `Ages`."""
+    """What the unit is made of: samples of each version of the `Tally`."""
 
     start: bool
     """whether the unit starts now; otherwise the trainer waits for more"""
     why: Literal["ready", "too_few", "would_break_bound"]
     take: tuple[int, ...] = ()
-    """ready samples, the oldest first"""
+    """ready samples, the oldest first; () where the unit does not start"""
     drop: tuple[int, ...] = ()
     """ready samples that are too old"""
     interrupt: tuple[int, ...] = ()
     """running samples that are or would become too old to be trained: to be stopped and issued again"""
 
 
-def batch(rule: Staleness, ages: Ages) -> Batch:
+def batch(rule: Staleness, tally: Tally) -> Batch:
     """The oldest samples that may be trained; under `block`, not before all that could not wait longer are among them.
 
     A unit waits also for samples that would be late only together: of those due by any later unit, more may not be
     left over than the units up to it can take.
     """
-    age, running = lag(rule, ages.now, ages.ready), lag(rule, ages.now, ages.in_flight)
+    lags = [tally.now - version * rule.units_per_version for version in tally.versions]
     bounded = rule.at_bound != "down_weight"
-    old = np.flatnonzero(age > rule.largest_lag) if bounded else np.empty(0, np.int64)
-    fresh = np.setdiff1d(np.arange(len(age)), old)
-    chosen = fresh[np.argsort(-age[fresh], kind="stable")][: rule.samples_per_unit]
-    if len(chosen) < rule.samples_per_unit:
-        return Batch(start=False, why="too_few", drop=_plain(old), interrupt=_to_interrupt(rule, running))
-    left = np.concatenate([np.delete(age, np.concatenate([chosen, old])), running])
-    if rule.at_bound == "block" and len(running) and not _in_time(left, rule):
-        return Batch(start=False, why="would_break_bound", drop=_plain(old))
-    stop = _to_interrupt(rule, running + 1)  # they miss this unit
-    return Batch(start=True, why="ready", take=_plain(chosen), drop=_plain(old), interrupt=stop)
+    old = [bounded and age > rule.largest_lag for age in lags]
+    drop = tuple(number if late else 0 for number, late in zip(tally.ready, old, strict=True))
+    take, lacking = list[int](), rule.samples_per_unit
+    for number, late in zip(tally.ready, old, strict=True):
+        take.append(0 if late else min(number, lacking))
+        lacking -= take[-1]
+    if lacking:
+        return Batch(start=False, why="too_few", drop=drop, interrupt=_to_interrupt(rule, lags, tally.in_flight))
+    if rule.at_bound == "block" and any(tally.in_flight):
+        left = [sum(part) for part in zip(tally.ready, (-n for n in take), tally.in_flight, strict=True)]
+        if not _in_time(rule, [(age, n) for age, n, late in zip(lags, left, old, strict=True) if not late]):
+            return Batch(start=False, why="would_break_bound", drop=drop, interrupt=(0,) * len(lags))
+    missed = [age + 1 for age in lags]  # what runs misses this unit
+    stop = _to_interrupt(rule, missed, tally.in_flight)
+    return Batch(start=True, why="ready", take=tuple(take), drop=drop, interrupt=stop)
 
 
-def _in_time(left: Ints, rule: Staleness) -> bool:
-    """Whether samples of these lags, left over by this unit, can all be trained in time by the units after it."""
-    slack = np.sort(rule.largest_lag - left[left <= rule.largest_lag])
-    return bool((np.arange(1, len(slack) + 1) <= slack * rule.samples_per_unit).all())
+def _in_time(rule: Staleness, left: list[tuple[int, int]]) -> bool:
+    """Whether so many samples of these lags, the oldest first, can all be trained in time by the units after this."""
+    total = 0
+    for age, number in left:
+        total += number
+        if number and total > (rule.largest_lag - age) * rule.samples_per_unit:
+            return False
+    return True
 
 
-def _to_interrupt(rule: Staleness, running: Ints) -> tuple[int, ...]:
-    """Running samples that would be too old in the first unit that they can be in; `running` is their lag in it."""
-    return _plain(np.flatnonzero(running > rule.largest_lag)) if rule.at_bound == "interrupt" else ()
-
-
-def _plain(indices: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    return tuple(indices.tolist())
+def _to_interrupt(rule: Staleness, lags: Sequence[int], running: Sequence[int]) -> tuple[int, ...]:
+    """Running samples that would be too old in the first unit that they can be in; `lags` are theirs in it."""
+    stop = rule.at_bound == "interrupt"
+    return tuple(n if stop and age > rule.largest_lag else 0 for age, n in zip(lags, running, strict=True))
 
 
 def weights(rule: Staleness, lags: npt.ArrayLike) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,7 +36,7 @@ class Seen:
 class Sync:
     """Whether and when weights are taken."""
 
-    trigger: Literal["push", "pull", "event"] = "event"
+    trigger: Literal["push", "pull", "event"] = "push"
     """push: the trainer sends on publication; pull: the engine looks every `every_s`; event: it is told and pulls"""
     every_s: float | None = None
     """for pull"""
@@ -107,32 +107,65 @@ def in_flight(rule: Sync, running: Sequence[Running]) -> InFlight:
     return InFlight(carry=samples, recomputed_tokens=tokens if rule.kv == "recompute" else 0)
 
 
-Send = tuple[int, int]
-"""(from, to); 0 is the trainer, 1 … num_engines are engines"""
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where somebody stands who has the weights, or wants them."""
+
+    site: str
+    machine: str
+    """empty: of no machine, as the storage of a site"""
 
 
-def flat(num_engines: int) -> list[list[Send]]:
-    """One round: the trainer sends to everybody at once, and all share its link."""
-    return [[(0, engine) for engine in range(1, num_engines + 1)]] if num_engines else []
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Somebody who has the weights and gives them to others."""
+
+    place: Place
+    busy: bool = False
+    """gives them to somebody now; a store is never busy"""
 
 
-def tree(num_engines: int) -> list[list[Send]]:
-    """Whoever has the weights sends them to one who has not: ⌈log2(num_engines + 1)⌉ rounds (a binomial tree)."""
-    rounds, num_holders = list[list[Send]](), 1
-    while num_holders <= num_engines:
-        reached = min(2 * num_holders, num_engines + 1)
-        rounds.append([(node - num_holders, node) for node in range(num_holders, reached)])
-        num_holders = reached
-    return rounds
+def nearest(here: Place, holders: Sequence[Holder], fetching: Collection[Place]) -> int | None:
+    """Which holder one who wants the weights fetches them from; None: wait until somebody has them or is free.
+
+    A machine takes them from another machine once, and a site from another site once; whoever comes later waits for
+    those who are nearer. As every holder serves one at a time, their number doubles: ⌈log2(n + 1)⌉ rounds for n.
+    """
+    for near in (_same_machine, _same_site, _anywhere):
+        found = [i for i, holder in enumerate(holders) if near(here, holder.place)]
+        if found:
+            return next((i for i in found if not holders[i].busy), None)
+        if any(near(here, place) for place in fetching):
+            return None
+    return None
 
 
-def pulled(num_engines: int) -> list[list[Send]]:
-    """Every engine fetches by itself from where the weights lie (place 0)."""
-    return flat(num_engines)
+def _same_machine(one: Place, other: Place) -> bool:
+    return one.site == other.site and one.machine == other.machine
 
 
-TOPOLOGIES: dict[str, Callable[[int], list[list[Send]]]] = {"flat": flat, "tree": tree, "pulled": pulled}
-"""by name: the sends of each round, for a number of engines; a send may start when its sender has the weights"""
+def _same_site(one: Place, other: Place) -> bool:
+    return one.site == other.site
+
+
+def _anywhere(one: Place, other: Place) -> bool:
+    return True
+
+
+SCALE_BYTES = 4.0 / 128
+"""of eight-bit weights, per parameter: an fp32 scale for each block of 128 (DeepSeek-V3 report 2024, section 3.3)"""
+
+
+def payload_bytes(parameters: int, width: float, payload: str, delta_share: float | None = None) -> float:
+    """Bytes that are sent of so many parameters of `width` bytes each.
+
+    delta: values of those that changed, and where they are: an index of four bytes each, or a bit for every parameter
+    where that is less.
+    """
+    if payload == "delta":
+        share = delta_share or 0.0
+        return parameters * (share * width + min(4.0 * share, 0.125))
+    return parameters * (1.0 + SCALE_BYTES if payload == "int8" else width)
 
 
 @dataclass(frozen=True, kw_only=True)

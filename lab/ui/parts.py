@@ -42,10 +42,11 @@ def stages(summary: Mapping[str, Any]) -> None:
 def headline(summary: Mapping[str, Any]) -> None:
     """The numbers that a person looks for first."""
     cost = "–" if summary["cost"] is None else f"${summary['cost']:.2f}"
+    rate = summary["response_tokens_per_s"]  # none where nothing is generated
     shown = {
         "step": seconds(summary["step_s"]["mean"]),
         "whole run": seconds(summary["makespan_s"]),
-        "response tokens/s": f"{summary['response_tokens_per_s'] or 0:.4g}",
+        "response tokens/s": "–" if rate is None else f"{rate:.4g}",
         "device-hours": f"{summary['device_hours']:.3g}",
         "cost": cost,
     }

@@ -16,7 +16,7 @@ def read(folder: Path) -> list[Measurement]:
         problem = f"the run is {timeline.header.origin}, and a profile is fitted to measurements only"
         raise InputError(file=str(folder), key="origin", problem=problem, remedy="name a run of `lab execute`")
     device = scenario.hardware.node_of(next(iter(scenario.devices.values()))[0]).device
-    model = str(scenario.models.actor.arch)
+    model = str(scenario.model("actor").arch)
     found = of_spans(timeline.spans, model=model, device=device, source=timeline.header.scenario)
     if not found:
         problem = "no span of the run says what it did (`quantities`)"

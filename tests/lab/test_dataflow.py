@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from lab import dataflow as df
 from lab.dataflow import Dataflow, Edge, Node, conforms
-from lab.load import load, parse
+from lab.load import parse
 from lab.runs import header_of
 from lab.scenario import Scenario
 from lab.timeline import Span, Timeline
 from lab.wiring import build
+from tests.strategies import SCENARIOS
 
-SCENARIOS = {path.stem: load(path) for path in sorted(Path("scenarios").glob("*.yaml"))}
 QUICK = Path("scenarios/quickstart.yaml").read_text()
 MODES = ("synchronous", "one_step_off")
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.metrics import busy, exposed, num_steady, publications, step_times, summarise
+from lab.metrics import busy, exposed, num_steady, publications, publishing, step_times, summarise
 from lab.timeline import Header, Lane, Span, Timeline
 from tests.strategies import play, scenario, timelines
 
@@ -32,6 +32,7 @@ KEYS = [
     "samples_per_s",
     "response_tokens_per_s",
     "lag",
+    "packing",
     "preemptions",
     "overhead_share",
     "device_hours",
@@ -223,3 +224,31 @@ def test_nothing_is_known_of_a_run_that_finished_no_step() -> None:
     summary = summarise(nothing)
     assert (summary["steps_done"], summary["makespan_s"], summary["step_s"]["mean"]) == (0, 0, None)
     assert (summary["bottleneck"], summary["samples_per_s"], summary["lag"]["max"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("stages", "ending"),
+    [
+        ({"rollout", "update_actor", "weight_sync"}, "weight_sync"),
+        ({"rollout", "update_actor"}, "weight_sync"),
+        ({"reference", "update_actor", "checkpoint"}, "update_actor"),
+        ({"update_critic"}, "update_critic"),
+    ],
+)
+def test_a_step_ends_with_the_weights_on_the_engines_or_without_any_with_the_update(
+    stages: set[str], ending: str
+) -> None:
+    assert publishing(stages) == ending
+
+
+def test_packing_is_a_mean_over_updates_and_unknown_where_nobody_noted_it() -> None:
+    noted = [
+        msgspec.structs.replace(
+            span(f"update_actor/{step}/actor.train[0]", step, step + 1), attrs={"padding": share, "imbalance": 2 * share}
+        )
+        for step, share in enumerate((0.1, 0.3))
+    ]
+    timeline = play(scenario(), unit)
+    assert summarise(timeline)["packing"] == {"padding": None, "imbalance": None}
+    found = summarise(msgspec.structs.replace(timeline, spans=tuple(noted)))["packing"]
+    assert found == {"padding": pytest.approx(0.2), "imbalance": pytest.approx(0.4)}

@@ -26,7 +26,7 @@ def seconds(text: str, team: tuple[str, str], op: str, quantities: dict[str, flo
 def test_a_ring_moves_its_closed_form_of_bytes() -> None:
     gradients = {"calls": 1, "bytes": 15e9}
     three = seconds(BIG, ("actor", "train"), "grad_sync", gradients)
-    bandwidth, latency = 25e9 * LINK_EFFICIENCY, 2e-6
+    bandwidth, latency = 25e9 * LINK_EFFICIENCY / 2, 2e-6  # two tensor ranks, each with a ring, share a machine's port
     assert three == pytest.approx(2 * 2 / 3 * 15e9 / 2 / bandwidth + 4 * latency)
     sharded = BIG.replace("tensor_parallel: 2, zero_stage: 2", "tensor_parallel: 2, zero_stage: 3")
     assert seconds(sharded, ("actor", "train"), "grad_sync", gradients) == pytest.approx(three / 2)

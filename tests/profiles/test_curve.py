@@ -83,3 +83,12 @@ def test_held_out_points_have_no_pull_on_the_fit() -> None:
     curve = fit_curve(sizes, ratios, {"m": np.array([1.0, 200.0])}, source={}, unit="s")
     assert np.allclose(curve.values, 1.0, rtol=1e-6)
     assert curve.residual_median == pytest.approx(6 / 7, abs=1e-3)
+
+
+@given(st.lists(st.tuples(st.floats(1e-3, 1e6), st.floats(1e-3, 1e6)), min_size=2, max_size=9))
+def test_one_size_alone_and_among_others_is_the_same(sizes: list[tuple[float, float]]) -> None:
+    curve = Curve(**PARTS)
+    together = curve.at(m=[m for m, _ in sizes], n=[n for _, n in sizes])
+    alone = [float(curve.at(m=m, n=n)) for m, n in sizes]
+    assert np.allclose(together, alone, rtol=1e-12)
+    assert curve.at(m=np.array([sizes[0][0]]), n=sizes[0][1]).shape == (1,)

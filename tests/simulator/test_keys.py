@@ -6,25 +6,18 @@ import json
 import typing
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from lab.load import load
 from lab.model import ModelSpec
 from lab.scenario import Scenario
 from profiles.profile import datasheet
 from simulator.run import simulate
-
-BIG, TINY, QUICK = "ppo-7b-16gpu", "ppo-tiny", "quickstart"
-SHIPPED = {
-    name: load(Path("scenarios") / f"{name}.yaml").model_dump(mode="json", by_alias=True) for name in (BIG, TINY, QUICK)
-}
-Edits = dict[str, Any]
-"""values by path; the parts of a path are separated by `/`"""
+from tests import learning_keys as learning
+from tests.keys import BIG, DPO, JUDGED, LENGTHS, QUICK, SHIPPED, TINY, Case, Edits, like
 
 TWO_MACHINES: Edits = {
     "cluster": {
@@ -34,7 +27,6 @@ TWO_MACHINES: Edits = {
     "sharing": {"all": {"how": "resident"}, "other": {"how": "resident"}},
 }
 SECOND = {"place/actor.generate/0/pool": "other"}
-LENGTHS = {"dist": "lognormal", "mean": 20, "p95": 40, "max": 64}
 ROOM = {
     "pools": {
         "actors": "train[0:6]",
@@ -54,6 +46,24 @@ WIDE = {
         "rollout": "serve[2:4]",
     }
 }
+HEAD: Edits = {
+    "models/reward": {"arch": None, "like": "reference", "dtype": "bfloat16", "weights": "random"},
+    "place/reward.score/pool": "reference",
+    "pools/reference": "serve[0:2]",
+    "pools/reward": "train[8]",
+    "pools/spare": "train[9:12]",
+}
+JUDGE: Edits = {
+    "place/reward.score/kind": "remote",
+    "place/reward.score/max_batch_samples": 1,
+    "place/reward.score/remote": {
+        "latency": 10.0, "latency_p95": 20.0, "timeout": 15.0, "failure_share": 0.1, "retries": 2, "concurrency": 8,
+    },
+}  # fmt: skip
+"""a reward that takes longer than everything beside it"""
+REMOTE_CHANGES: Edits = {
+    "latency": 12.0, "latency_p95": 15.0, "timeout": 30.0, "failure_share": 0.5, "retries": 0, "concurrency": 64,
+}  # fmt: skip
 TIGHT: Edits = {
     "rollout/kv_bytes": 3e5,
     "rollout/block_tokens": 4,
@@ -73,21 +83,27 @@ SITES: Edits = {
     }
 }
 """the trainers on one site, everything else on the second"""
+SENT: Edits = {"experience": {"transport": "rpc"}}
+CONTINUOUS: Edits = {"schedule/mode": "asynchronous"}
 PLAIN: Edits = {"place/actor.train/tensor_parallel": 1, "place/actor.train/zero_stage": 0}
 TWO_ENGINES: Edits = {"place/actor.generate": [{"pool": "all"}, {"pool": "all", "speed": 2.0}]}
+LOST: Edits = {
+    "checkpoint/every_steps": 1,
+    "faults": [{"kind": "trainer_lost", "at": 300.0, "target": "actor.train[0]"}],
+}
+GONE: Edits = {"faults": [{"kind": "worker_lost", "at": 20.0, "target": "actor.generate[0]"}]}
+MORE_ENGINES: Edits = {
+    "pools/rollout": "serve[1:4]", "pools/reward": "train[8]", "pools/spare": "train[9:12]",
+    "place/actor.generate/0/engines": 3,
+}  # fmt: skip
+SCALED: Edits = {
+    "scaling": {"actor.generate": {"min": 1, "max": 2, "start": 5.0, "drain": 40.0, "hold": 1.0, "look": 1.0}},
+    "rollout/max_num_seqs": 16,
+}
+SLOWED: Edits = {"faults": [{"kind": "straggler", "at": 5.0, "target": "actor.generate[0]", "factor": 0.5}]}
+SLICED: Edits = {"sharing/all": {"how": "time_sliced", "switch": "offload"}, "schedule/mode": "synchronous"}
+PHASES = [["actor.generate"], ["reference.score", "critic.train", "actor.train"]]
 SMALL: Edits = {"arch": "small-llama", "like": None, "dtype": "float32", "weights": "random"}
-
-
-class Case(NamedTuple):
-    """A scenario, what is set before, and the one change that must show."""
-
-    base: str
-    change: Edits
-    before: Edits | None = None
-
-
-def like(role: str) -> Edits:
-    return {"arch": None, "like": role, "dtype": "float32", "weights": "random"}
 
 
 CHANGES: dict[str, Case] = {
@@ -95,8 +111,25 @@ CHANGES: dict[str, Case] = {
     "num_steps": Case(QUICK, {"num_steps": 3}),
     "pools": Case(TINY, {"pools/other": "n[2]"}, TWO_MACHINES | SECOND | {"cluster/sites/0/nodes/0/devices": 2}),
     "sharing/how": Case(TINY, {"sharing/all/how": "exclusive"}),
+    "sharing/switch": Case(TINY, {"sharing/all/switch": "sleep"}, SLICED),
+    "sharing/slices": Case(TINY, {"sharing/all/slices": PHASES}, SLICED),
     "schedule/mode": Case(TINY, {"schedule/mode": "synchronous"}),
     "checkpoint/every_steps": Case(QUICK, {"checkpoint/every_steps": 1}),
+    "checkpoint/blocking": Case(QUICK, {"checkpoint/blocking": False}, {"checkpoint/every_steps": 1}),
+    "faults/kind": Case(BIG, {"faults/0/kind": "straggler"}, LOST | {"faults/0/target": "actor.train[0]"}),
+    "faults/at": Case(BIG, {"faults/0/at": 250.0}, LOST),
+    "faults/mtbf": Case(BIG, {"faults/0/mtbf": 500.0}, LOST | {"faults/0/at": None, "faults/0/mtbf": 400.0}),
+    "faults/target": Case(BIG, {"faults/0/target": "actor.generate[1]"}, SLOWED),
+    "faults/duration": Case(BIG, {"faults/0/duration": 50.0}, SLOWED),
+    "faults/factor": Case(BIG, {"faults/0/factor": 0.25}, SLOWED),
+    "faults/notice": Case(BIG, {"faults/0/notice": 30.0}, LOST | {"faults/0/kind": "preempted", "faults/0/duration": 9.0}),
+    "faults/recovery": Case(BIG, {"faults/0/recovery": "restart"}, GONE),
+    "faults/spare": Case(
+        BIG, {"faults/0/spare": "actor.generate[2]"},
+        GONE | MORE_ENGINES | {"faults/0/recovery": "redundant", "faults/0/spare": "actor.generate[1]"},
+    ),
+    "faults/detect": Case(BIG, {"faults/0/detect": 10.0}, LOST),
+    "faults/start": Case(BIG, {"faults/0/start": 10.0}, LOST),
     "cluster/sites/nodes/count": Case(TINY, {"cluster/sites/0/nodes/0/count": 1}, TWO_MACHINES),
     "cluster/sites/nodes/device": Case(BIG, {"cluster/sites/0/nodes/1/device": "h100-80g-sxm"}),
     "cluster/sites/nodes/devices": Case(TINY, {"cluster/sites/0/nodes/0/devices": 2}, TWO_MACHINES | SECOND),
@@ -116,6 +149,31 @@ CHANGES: dict[str, Case] = {
     "cluster/wan/bandwidth": Case(BIG, {"cluster/wan/0/bandwidth": 1e8}, SITES),
     "cluster/wan/latency": Case(BIG, {"cluster/wan/0/latency": 0.5}, SITES),
     "weight_sync/topology": Case(BIG, {"weight_sync/topology": "flat"}),
+    "weight_sync/trigger": Case(BIG, {"weight_sync/trigger": "event"}),
+    "weight_sync/every": Case(BIG, {"weight_sync/every": 70.0}, {"weight_sync/trigger": "pull", "weight_sync/every": 50.0}),
+    "weight_sync/transport": Case(BIG, {"weight_sync/transport": "store"}, {"weight_sync/trigger": "event"}),
+    "weight_sync/payload": Case(BIG, {"weight_sync/payload": "int8"}),
+    "weight_sync/delta_share": Case(
+        BIG, {"weight_sync/delta_share": 0.2}, {"weight_sync/payload": "delta", "weight_sync/delta_share": 0.1}
+    ),
+    "experience/transport": Case(BIG, {"experience/transport": "rdma"}, SENT),
+    "experience/compression": Case(BIG, {"experience/compression": "lz4"}, SENT),
+    "experience/logprobs": Case(BIG, {"experience/logprobs": "full"}, SENT),
+    "experience/top_k": Case(BIG, {"experience/top_k": 40}, SENT | {"experience/logprobs": "top_k", "experience/top_k": 20}),
+    "experience/batch_samples": Case(BIG, {"experience/batch_samples": 8}, SENT),
+    "experience/prefetch": Case(BIG, {"experience/prefetch": True}, SENT),
+    "experience/prescreen/share": Case(
+        BIG, {"experience/prescreen/share": 0.9}, SENT | {"experience/prescreen": {"share": 0.5, "per_sample": 0.01}}
+    ),
+    "experience/prescreen/per_sample": Case(
+        BIG, {"experience/prescreen/per_sample": 0.02}, SENT | {"experience/prescreen": {"share": 0.5, "per_sample": 0.01}}
+    ),
+    "weight_sync/in_flight": Case(BIG, {"weight_sync/in_flight": "mix"}, CONTINUOUS),
+    "weight_sync/kv": Case(BIG, {"weight_sync/kv": "keep"}, CONTINUOUS | {"weight_sync/in_flight": "mix"}),
+    "weight_sync/barrier_timeout": Case(
+        BIG, {"weight_sync/barrier_timeout": 1.0},
+        {"weight_sync/trigger": "event", "place/actor.generate/0/engines": 2},
+    ),  # fmt: skip
     "cluster/sites/storage/write": Case(BIG, {"cluster/sites/0/storage/write": 1e9}, {"checkpoint/every_steps": 1}),
     "models/actor/arch": Case(TINY, {"models/actor/arch": "small-llama"}),
     "models/actor/like": Case(TINY, {"models/actor": like("critic")}, {"models/critic": SMALL}),
@@ -191,6 +249,27 @@ CHANGES: dict[str, Case] = {
     "place/reward.score/kind": Case(
         BIG, {"place/reward.score": {"pool": "reward", "kind": "function", "function": "task"}}
     ),
+    "place/reward.score/shares_trunk": Case(BIG, {"place/reward.score/shares_trunk": True}, HEAD),
+    "place/reward.score/cache/hit_share": Case(
+        BIG, {"place/reward.score/cache/hit_share": 0.9}, {"place/reward.score/cache": {"hit_share": 0.3}}
+    ),
+    "place/reward.score/cache/version_steps": Case(
+        BIG, {"place/reward.score/cache/version_steps": 1}, {"place/reward.score/cache": {"hit_share": 0.3}}
+    ),
+    **{
+        f"place/reward.score/remote/{name}": Case(BIG, {f"place/reward.score/remote/{name}": value}, JUDGE)
+        for name, value in REMOTE_CHANGES.items()
+    },
+    **{
+        f"place/{role}.score/replicas": Case(BIG, {f"place/{role}.score/replicas": 2}, WIDE)
+        for role in ("reference", "reward")
+    },
+    **{
+        f"place/{role}.score/max_wait": Case(BIG, {f"place/{role}.score/max_wait": 5.0}, {"schedule/scoring": "sample"})
+        for role in ("reference", "reward")
+    },
+    "schedule/scoring": Case(BIG, {"schedule/scoring": "sample"}),
+    "algorithm/old_logprob": Case(BIG, {"algorithm/old_logprob": "recompute"}),
     "workload/prompts_per_step": Case(QUICK, {"workload/prompts_per_step": 16}),
     "workload/samples_per_prompt": Case(QUICK, {"workload/samples_per_prompt": 8}),
     "rollout/max_num_seqs": Case(QUICK, {"rollout/max_num_seqs": 4}),
@@ -206,6 +285,14 @@ CHANGES: dict[str, Case] = {
     "rollout/batching": Case(QUICK, {"rollout/batching": "static"}, {"rollout/max_num_seqs": 8}),
     "rollout/kv_layout": Case(QUICK, {"rollout/kv_layout": "contiguous"}, {"rollout/kv_bytes": 1e6}),
     "rollout/dispatch": Case(QUICK, {"rollout/dispatch": "weighted"}, TWO_ENGINES),
+    "rollout/over_issue": Case(QUICK, {"rollout/over_issue": 0.5}),
+    "rollout/stealing": Case(QUICK, {"rollout/stealing": True}, TWO_ENGINES | {"rollout/max_num_seqs": 2}),
+    "scaling/min": Case(BIG, {"scaling/actor.generate/min": 2}, SCALED),
+    "scaling/max": Case(BIG, {"scaling/actor.generate/max": 1}, SCALED),
+    "scaling/start": Case(BIG, {"scaling/actor.generate/start": 7.0}, SCALED),
+    "scaling/drain": Case(BIG, {"scaling/actor.generate/drain": 1000.0}, SCALED),
+    "scaling/hold": Case(BIG, {"scaling/actor.generate/hold": 1000.0}, SCALED),
+    "scaling/look": Case(BIG, {"scaling/actor.generate/look": 3.0}, SCALED),
     "update/minibatch_samples": Case(QUICK, {"update/minibatch_samples": 8}),
     "update/microbatch_tokens": Case(QUICK, {"update/microbatch_tokens": 256}),
     "update/recompute": Case(QUICK, {"update/recompute": "full"}),
@@ -221,8 +308,14 @@ for _what in ("prompt", "response"):
         f"{_key}/values": Case(QUICK, {f"{_key}/values": [9, 40]}, {_key: {"dist": "empirical", "values": [9, 30]}}),
     }
 
+CHANGES |= learning.CHANGES
+KEPT: Edits = {"checkpoint/every_steps": 1, "checkpoint/keep": {"latest": 1}}
 MARKED: dict[str, Case] = (
     {
+        "checkpoint/keep/latest": Case(QUICK, {"checkpoint/keep/latest": 2}, KEPT),
+        "checkpoint/keep/best": Case(QUICK, {"checkpoint/keep/best": 1}, KEPT),
+        "checkpoint/keep/milestone_every": Case(QUICK, {"checkpoint/keep/milestone_every": 2}, KEPT),
+        "checkpoint/keep/recovery": Case(QUICK, {"checkpoint/keep/recovery": False}, KEPT),
         "name": Case(QUICK, {"name": "other"}),
         "cluster/sites/name": Case(BIG, {"cluster/sites/0/name": "b"}),
         "cluster/sites/storage/read": Case(BIG, {"cluster/sites/0/storage/read": 1e8}),
@@ -230,11 +323,11 @@ MARKED: dict[str, Case] = (
             TINY, {"cluster/sites/0/nodes/0/name": "m", "pools": {"all": "m[0]", "other": "m[1]"}}, TWO_MACHINES
         ),
         "algorithm/clip": Case(QUICK, {"algorithm/clip": 0.1}),
+        "algorithm/beta": Case(DPO, {"algorithm/beta": 0.3}),
         "algorithm/gamma": Case(TINY, {"algorithm/gamma": 0.9}),
         "algorithm/lam": Case(TINY, {"algorithm/lam": 0.5}),
         "algorithm/value_clip": Case(TINY, {"algorithm/value_clip": 0.5}),
         "place/reward.score/function": Case(QUICK, {"place/reward.score/function": "mine:reward"}),
-        "sampling/temperature": Case(QUICK, {"sampling/temperature": 0.5}),
         "optimizer/lr": Case(QUICK, {"optimizer/lr": 0.1}),
         "optimizer/critic_lr": Case(TINY, {"optimizer/critic_lr": 0.1}),
         "optimizer/grad_clip": Case(QUICK, {"optimizer/grad_clip": 9.0}),
@@ -243,6 +336,7 @@ MARKED: dict[str, Case] = (
         f"models/{role}/lora/alpha": Case(BIG, {f"models/{role}/lora/alpha": 2.0}, {f"models/{role}/lora": {"rank": 8}})
         for role in ("actor", "critic")
     }
+    | {"models/reward/lora/alpha": Case(JUDGED, {"models/reward/lora/alpha": 2.0}, {"models/reward/lora": {"rank": 8}})}
     | {
         f"models/{role}/weights": Case(BIG, {f"models/{role}/weights": "folder"})
         for role in ("actor", "critic", "reference", "reward")
@@ -314,7 +408,7 @@ def test_every_key_has_its_case_and_every_case_its_key() -> None:
     assert set(KEYS) - marked - single == set(CHANGES)
     assert marked == set(MARKED)
     assert single == {"data/task"}, "a key with one value has nothing to change; give it a case once it has two"
-    assert {effect(field) for field in KEYS.values()} <= {None, "learning", "label", "memory", "resume"}
+    assert {effect(field) for field in KEYS.values()} <= {None, "learning", "label", "memory", "resume", "storage"}
 
 
 @pytest.mark.parametrize("key", CHANGES)

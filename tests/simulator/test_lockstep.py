@@ -11,8 +11,8 @@ from profiles.iteration import EngineTable
 from profiles.profile import datasheet
 from simulator.engine import Requests, Settings
 from simulator.lockstep import LockStep, start_engine
-from simulator.rollout import Engine, Piece, samples
-from tests.engines import CONSTANT, STEP_S, load, loads, settings, tables
+from simulator.rollout import Engine, Piece
+from tests.engines import CONSTANT, STEP_S, load, loads, of_step, settings, tables
 
 COPIES = st.integers(2, 4)
 
@@ -143,5 +143,5 @@ def test_a_scenario_starts_copies_where_its_placement_asks_for_them() -> None:
     for chosen in (big, moe):
         worker = chosen.team("actor", "generate")[0]
         table = CostModel(chosen, {"a100-80g-sxm": datasheet("a100-80g-sxm")}).engine_table(worker)
-        kinds.append(type(start_engine(chosen, worker, table, samples(chosen, 0, [0, 1]))))
+        kinds.append(type(start_engine(chosen, worker, table, of_step(chosen, 0, [0, 1]))))
     assert kinds == [Engine, LockStep]

@@ -95,6 +95,32 @@ def test_what_is_reduced_is_the_closed_form_of_the_collective(shape: tuple[int, 
     assert layout.gradients.inter.bandwidth == pytest.approx(port)
 
 
+@pytest.mark.parametrize("tensor", [1, 2, 8])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_groups_of_tensor_ranks_and_stages_share_the_ports_of_their_machine(tensor: int, stages: int) -> None:
+    """Four machines with a rank of 8 devices or less each: what crosses their ports is the same however it is cut."""
+    place = BIG["place"] | {
+        "actor.train": {
+            "pool": "train", "data_parallel": 4, "tensor_parallel": tensor, "pipeline_parallel": stages,
+            "context_parallel": 8 // tensor // stages, "zero_stage": 0,
+        },
+        "critic.train": {"pool": "critic", "data_parallel": 4, "zero_stage": 2},
+    }  # fmt: skip
+    if tensor * stages > 8:
+        return
+    pools = {"train": "n[0:32]", "critic": "serve[0:4]", "rollout": "n[32:34]", "reference": "serve[4]", "reward": "serve[5]"}
+    spec = BIG["models"] | {"actor": {"arch": "opt-6.7b"}, "reference": {"like": "actor"}, "critic": {"like": "actor"}}
+    here = world(scenario((5, 8, 8), place=place, pools=pools, models=spec))
+    layout = here.costs.layout(here.scenario.team("actor", "train")[0])
+    assert layout.gradients.ranks == 32 // tensor // stages
+    port, wide = 0.8 * 25e9 * 8, 2 * 3 / 4 * SIZE / (0.8 * 25e9 * 8)
+    found = averaging(layout, SIZE).reduced_s
+    assert layout.gradients.inter.bandwidth == pytest.approx(port / tensor / stages)
+    assert found >= 0.99 * wide, "no faster than all bytes through the ports"
+    if tensor * stages == 8:
+        assert found == pytest.approx(wide, rel=1e-2)
+
+
 @shapes
 @pytest.mark.parametrize("topology", ["chain", "tree", "flat"])
 def test_alone_a_broadcast_takes_its_closed_form(shape: tuple[int, int, int], topology: str) -> None:

@@ -5,15 +5,12 @@ from hypothesis import strategies as st
 
 from lab.policies.sampling import (
     SCHEDULES,
-    Arms,
-    EntropyBand,
+    Slopes,
     Temperature,
     best_of,
+    length_factor,
     mixture,
-    steered,
     temperature,
-    thompson,
-    ucb,
 )
 
 
@@ -33,14 +30,6 @@ def test_halfway_down_is_halfway() -> None:
     assert temperature(Temperature(start=1.0, end=0.7, schedule="cosine"), 2, 21) > 0.99
 
 
-@given(st.floats(0.6, 1.2), st.floats(0, 5))
-def test_low_entropy_warms_and_high_entropy_cools_within_limits(current: float, entropy: float) -> None:
-    rule = EntropyBand()
-    after = steered(rule, current, entropy)
-    assert rule.lowest <= after <= rule.highest
-    assert (after >= current) if entropy < rule.low else (after <= current)
-
-
 @given(st.lists(st.floats(0.01, 5), min_size=1, max_size=6), st.integers(0, 300))
 def test_a_mixture_is_within_one_of_its_shares(shares: list[float], num: int) -> None:
     arms = mixture(shares, num)
@@ -49,32 +38,22 @@ def test_a_mixture_is_within_one_of_its_shares(shares: list[float], num: int) ->
     assert np.abs(counts - np.array(shares) / sum(shares) * num).max() <= 1 + 1e-6
 
 
-def test_a_mixture_is_interleaved() -> None:
-    assert mixture([1, 1], 6).tolist() == [0, 1, 0, 1, 0, 1]
-
-
-def chosen(rule: str, worth: list[float], num: int, seed: int) -> np.ndarray:
-    """How often each arm of these mean rewards is chosen."""
-    arms, rng = Arms.untried(len(worth)), np.random.default_rng(seed)
-    for _ in range(num):
-        arm = ucb(arms) if rule == "ucb" else thompson(arms, seed)
-        arms = arms.with_rewards([arm], [float(rng.random() < worth[arm])])
-    return arms.num_tried
-
-
-@pytest.mark.parametrize("rule", ["ucb", "thompson"])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_best_arm_is_chosen_most_and_every_arm_is_tried(rule: str, seed: int) -> None:
-    tried = chosen(rule, [0.2, 0.9, 0.3], 600, seed)
-    assert tried.argmax() == 1 and tried[1] > 400 and (tried > 0).all()
-
-
-def test_a_choice_is_repeatable() -> None:
-    arms = Arms(num_tried=np.array([5, 5]), total_reward=np.array([2.0, 3.0]))
-    assert len({thompson(arms, 7) for _ in range(5)}) == 1
-    assert {thompson(arms, seed) for seed in range(60)} == {0, 1}
-
-
 @given(st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), min_size=1, max_size=8))
 def test_the_best_of_n_is_beaten_by_none_and_is_the_first(rewards: list[list[int]]) -> None:
     assert best_of(rewards).tolist() == [row.index(max(row)) for row in rewards]
+
+
+@given(st.floats(-2, 2), st.floats(0.1, 3), st.floats(0.1, 3))
+def test_the_length_factor_is_one_at_one_and_multiplies_along_its_slope(
+    slope: float, first: float, second: float
+) -> None:
+    slopes = Slopes(temperature=slope)
+    assert length_factor(slopes, 1.0) == pytest.approx(1.0)
+    both = length_factor(slopes, [first, second, first + second - 1])
+    assert both[0] * both[1] == pytest.approx(both[2])
+
+
+def test_settings_multiply_and_measured_points_replace_the_slope() -> None:
+    slopes = Slopes(temperature=9.0, top_p=1.0, repetition_penalty=-2.0, temperatures=(0.5, 1.5), factors=(1.0, 3.0))
+    found = length_factor(slopes, [0.1, 1.0, 2.0], top_p=0.8, repetition_penalty=1.1)
+    assert found == pytest.approx(np.array([1.0, 2.0, 3.0]) * np.exp(-0.2 - 0.2))

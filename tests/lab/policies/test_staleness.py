@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.policies.staleness import WEIGHTS, Ages, Staleness, batch, deadlock, lag, may_issue, weights
+from lab.policies.staleness import WEIGHTS, Batch, Staleness, Tally, batch, deadlock, lag, may_issue, weights
 
 
 @dataclass
@@ -26,7 +26,8 @@ class Run:
     def issue(self) -> None:
         version = self.unit // self.rule.units_per_version
         room = self.num_buffer - len(self.running) - len(self.ready)
-        num = min(may_issue(self.rule, version, self.issued - self.gone), room, self.rng.randint(0, 6))
+        allowed = may_issue(self.rule, version, self.issued - self.gone, self.unit)
+        num = min(allowed, room, self.rng.randint(0, 6))
         self.running += [version] * num
         self.issued += num
 
@@ -36,17 +37,36 @@ class Run:
                 self.ready.append(self.running.pop(self.rng.randrange(len(self.running))))
 
     def train(self) -> None:
-        said = batch(
-            self.rule, Ages(now=self.unit, ready=np.array(self.ready, int), in_flight=np.array(self.running, int))
-        )
+        versions, said = decided(self.rule, self.unit, self.ready, self.running)
         if said.start:
-            assert len(said.take) == self.rule.samples_per_unit
-            self.lags += lag(self.rule, self.unit, [self.ready[i] for i in said.take]).tolist()
+            assert sum(said.take) == self.rule.samples_per_unit
+            self.lags += lag(self.rule, self.unit, np.repeat(versions, said.take)).tolist()
             self.unit += 1
-        used, stopped = {*said.take, *said.drop}, set(said.interrupt)
-        self.gone += len(said.drop) + len(stopped)
-        self.ready = [v for i, v in enumerate(self.ready) if i not in used]
-        self.running = [v for i, v in enumerate(self.running) if i not in stopped]
+        for version, taken in zip(versions, said.take or [0] * len(versions), strict=True):
+            self.leave(self.ready, version, taken)
+        for version, dropped, stopped in zip(versions, said.drop, said.interrupt, strict=True):
+            self.leave(self.ready, version, dropped)
+            self.leave(self.running, version, stopped)
+            self.gone += dropped + stopped
+
+    @staticmethod
+    def leave(samples: list[int], version: int, number: int) -> None:
+        for _ in range(number):
+            samples.remove(version)
+
+
+def decided(rule: Staleness, now: int, ready: list[int], running: list[int]) -> tuple[list[int], Batch]:
+    """The rule's answer to samples of these versions; its numbers go with the versions returned."""
+    versions = sorted({*ready, *running})
+    return versions, batch(
+        rule,
+        Tally(
+            now=now,
+            versions=versions,
+            ready=[ready.count(version) for version in versions],
+            in_flight=[running.count(version) for version in versions],
+        ),
+    )
 
 
 @st.composite
@@ -100,19 +120,26 @@ def test_down_weight_trains_beyond_the_bound_and_drop_throws_away() -> None:
 
 def test_the_trainer_waits_for_a_sample_that_would_come_too_late() -> None:
     rule = Staleness(bound=1, samples_per_unit=1)
-    ages = Ages(now=1, ready=np.array([1, 1]), in_flight=np.array([0]))
-    assert batch(rule, ages).why == "would_break_bound"
-    assert batch(replace(rule, at_bound="drop"), ages).take == (0,)
-    assert batch(replace(rule, at_bound="interrupt"), ages).interrupt == (0,)
-    assert batch(rule, replace(ages, ready=np.array([1, 0]), in_flight=np.array([], int))).take == (1,)
-    assert batch(rule, replace(ages, ready=np.array([1]), in_flight=np.array([1]))).take == (0,)
+    late = (1, [1, 1], [0])
+    assert decided(rule, *late)[1].why == "would_break_bound"
+    assert decided(replace(rule, at_bound="drop"), *late)[1].take == (0, 1)
+    assert decided(replace(rule, at_bound="interrupt"), *late)[1].interrupt == (1, 0)
+    assert decided(rule, 1, [1, 0], [])[1].take == (1, 0)
+    assert decided(rule, 1, [1], [1])[1].take == (1,)
 
 
 def test_what_may_be_issued_is_what_the_bound_can_train() -> None:
-    assert may_issue(Staleness(bound=0, samples_per_unit=8), 0, 0) == 8
-    assert may_issue(Staleness(bound=2, samples_per_unit=8), 3, 40) == 8
-    assert may_issue(Staleness(bound=0.5, unit="extra_samples", samples_per_unit=8), 0, 8) == 4
-    assert may_issue(Staleness(bound=3, unit="batches", samples_per_unit=2, units_per_version=4), 1, 8) == 8
+    assert may_issue(Staleness(bound=0, samples_per_unit=8), 0, 0, 0) == 8
+    assert may_issue(Staleness(bound=2, samples_per_unit=8), 3, 40, 3) == 8
+    assert may_issue(Staleness(bound=0.5, unit="extra_samples", samples_per_unit=8), 0, 8, 0) == 4
+    assert may_issue(Staleness(bound=3, unit="batches", samples_per_unit=2, units_per_version=4), 1, 8, 4) == 8
+
+
+def test_nothing_is_issued_that_would_only_be_thrown_away() -> None:
+    for at_bound in ("drop", "interrupt"):
+        rule = Staleness(bound=1, at_bound=at_bound)
+        assert may_issue(rule, 2, 0, 3) > 10**9 and may_issue(rule, 2, 0, 4) == 0
+    assert may_issue(Staleness(bound=1, at_bound="down_weight"), 2, 0, 9) > 10**9
 
 
 def test_a_bound_below_the_batches_of_a_version_is_refused() -> None:

@@ -1,11 +1,13 @@
 import math
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.policies.weight_sync import (
-    TOPOLOGIES,
+    Holder,
+    Place,
     Running,
     Seen,
     Sync,
@@ -13,8 +15,9 @@ from lab.policies.weight_sync import (
     barrier,
     due,
     in_flight,
+    nearest,
     next_look,
-    tree,
+    payload_bytes,
     wanted,
 )
 
@@ -23,23 +26,53 @@ running = st.lists(st.tuples(st.integers(1, 500), st.integers(0, 4000)), max_siz
 )
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
-@given(st.integers(0, 1100))
-def test_everybody_is_reached_once_by_somebody_who_has_the_weights(name: str, num: int) -> None:
-    holders = {0}
-    for sends in TOPOLOGIES[name](num):
-        assert {sender for sender, _ in sends} <= holders
-        assert not holders & {receiver for _, receiver in sends}
-        holders |= {receiver for _, receiver in sends}
-    assert holders == set(range(num + 1))
-    assert sum(map(len, TOPOLOGIES[name](num))) == num
+places = st.builds(Place, site=st.sampled_from("ab"), machine=st.sampled_from(["0", "1", "2"]))
 
 
-@given(st.integers(0, 1100))
-def test_a_tree_takes_log2_rounds_and_nobody_sends_twice_in_one(num: int) -> None:
-    rounds = tree(num)
-    assert len(rounds) == math.ceil(math.log2(num + 1))
-    assert all(len({sender for sender, _ in sends}) == len(sends) for sends in rounds)
+def rounds(start: Place, wanting: list[Place]) -> list[list[tuple[Place, Place]]]:
+    """Fetches of equal length until everybody has the weights, from one holder that `start` is."""
+    have, done = [start], list[list[tuple[Place, Place]]]()
+    while wanting:
+        busy, fetching, sends = set[int](), list[Place](), list[tuple[Place, Place]]()
+        for one in wanting:
+            source = nearest(one, [Holder(place=p, busy=i in busy) for i, p in enumerate(have)], fetching)
+            if source is not None:
+                busy.add(source)
+                fetching.append(one)
+                sends.append((have[source], one))
+        assert sends, "somebody is always served"
+        wanting = list(wanting)
+        for _, one in sends:
+            wanting.remove(one)
+            have.append(one)
+        done.append(sends)
+    return done
+
+
+@given(places, st.lists(places, max_size=40))
+def test_everybody_gets_the_weights_and_each_machine_and_site_from_outside_once(start: Place, wanting: list[Place]) -> None:
+    sends = [pair for each in rounds(start, wanting) for pair in each]
+    assert Counter(to for _, to in sends) == Counter(wanting)
+    abroad = [to.site for source, to in sends if source.site != to.site]
+    assert set(Counter(abroad).values()) <= {1} and start.site not in abroad
+    outside = [to for source, to in sends if source != to]
+    assert set(Counter(outside).values()) <= {1} and start not in outside
+
+
+@given(st.integers(0, 600))
+def test_on_one_machine_the_holders_double(num: int) -> None:
+    here = Place(site="a", machine="0")
+    assert len(rounds(here, [here] * num)) == math.ceil(math.log2(num + 1))
+
+
+@given(st.integers(1, 10**9), st.sampled_from([2.0, 4.0]), st.floats(0.001, 1.0))
+def test_what_is_sent_of_the_parameters(parameters: int, width: float, share: float) -> None:
+    full = payload_bytes(parameters, width, "full")
+    assert full == parameters * width
+    assert payload_bytes(parameters, width, "int8") < 0.52 * full
+    delta = payload_bytes(parameters, width, "delta", share)
+    assert parameters * share * width <= delta <= parameters * (share * width + 0.125)
+    assert delta <= payload_bytes(parameters, width, "delta", min(1.0, 2 * share)) * (1 + 1e-12)
 
 
 @given(st.sampled_from(["push", "event", "pull"]), st.sampled_from(["drain", "interrupt", "mix"]), st.integers(0, 3))

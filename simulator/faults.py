@@ -1,0 +1,210 @@
+"""Faults in virtual time: when they strike, and what they do to the run."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lab.faults import Fault
+from lab.goodput import system_mtbf
+from lab.scenario import Scenario
+from lab.targets import hit, rolls_back, taken
+from simulator import recovery
+from simulator.world import Process, World
+
+DRAWS = 11
+"""what the draws of faults are told apart by from all other draws"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strike:
+    """One fault at one time, or the end of what it did."""
+
+    at: float
+    entry: int
+    """place in the scenario's faults"""
+    fault: Fault
+    target: str
+    ends: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halt:
+    """The run stops as it is."""
+
+    strike: Strike
+    from_notice: bool = False
+    """whether a last checkpoint may still be written"""
+    deadline: float = 0.0
+    """until when"""
+
+
+class Faults:
+    """The faults of a run; they outlast the attempts in which it is played."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._pending: list[tuple[float, int, Strike]] = []
+        self._later: dict[tuple[int, str], Iterator[float]] = {}
+        self._number = 0
+        self.halted = world.env.event()
+        for entry, fault in enumerate(world.scenario.faults):
+            for place, target in enumerate(hit(world.scenario, fault)):
+                self._later[entry, target] = _times(world.scenario, entry, place, fault)
+                self._next(entry, fault, target)
+
+    def left(self) -> Strike | None:
+        """The first that was stated for a time that the run did not reach."""
+        stated = [strike for *_, strike in sorted(self._pending, key=lambda item: item[:2]) if strike.fault.at is not None]
+        return next((strike for strike in stated if not strike.ends), None)
+
+    def strikes(self) -> Process:
+        """Strikes from now on, in one environment."""
+        world = self._world
+        while self._pending:
+            yield world.env.timeout(max(self._pending[0][0] - world.now, 0.0))
+            if math.isinf(world.env.peek()) and not any(strike.ends for *_, strike in self._pending):
+                return  # nothing moves any more, and no fault helps
+            strike = heapq.heappop(self._pending)[-1]
+            if not strike.ends:
+                self._next(strike.entry, strike.fault, strike.target)
+            self._strike(strike)
+
+    def _next(self, entry: int, fault: Fault, target: str) -> None:
+        at = next(self._later[entry, target], None)
+        if at is not None:
+            self._push(Strike(at=at, entry=entry, fault=fault, target=target))
+
+    def _push(self, strike: Strike) -> None:
+        self._number += 1
+        heapq.heappush(self._pending, (strike.at, self._number, strike))
+
+    def _strike(self, strike: Strike) -> None:
+        world, fault = self._world, strike.fault
+        if not strike.ends:
+            world.faults.append(_record(world, strike))
+        if fault.kind in ("straggler", "link_degraded"):
+            share = 1.0 if strike.ends else fault.factor
+            slow = world.slow_down if fault.kind == "straggler" else world.degrade
+            slow(strike.target, share)
+            if not strike.ends and fault.duration is not None:
+                self._push(
+                    Strike(at=world.now + fault.duration, entry=strike.entry, fault=fault, target=strike.target, ends=True)
+                )
+        elif rolls_back(world.scenario, fault.kind, strike.target):
+            world.env.process(self._roll_back(strike))
+        elif fault.kind == "buffer_lost":
+            world.env.process(self._empty(strike))
+        else:
+            world.env.process(self._take(strike))
+
+    def _roll_back(self, strike: Strike) -> Process:
+        """At once; after a notice, when no weights are being changed."""
+        world, fault = self._world, strike.fault
+        deadline = world.now + fault.notice
+        if fault.notice:
+            yield world.env.any_of([world.env.process(recovery.settled(world)), world.env.timeout(fault.notice)])
+        if not self.halted.triggered:
+            in_time = bool(fault.notice) and world.now < deadline
+            self.halted.succeed(Halt(strike=strike, from_notice=in_time, deadline=deadline))
+
+    def _take(self, strike: Strike) -> Process:
+        """Workers without trained state go, after a notice if there is one."""
+        yield self._world.env.timeout(strike.fault.notice)
+        for name in taken(self._world.scenario, strike.target):
+            self._world.lose(name, strike.fault)
+
+    def _empty(self, strike: Strike) -> Process:
+        """What waits for the trainer is gone; it is noticed when weights are complete and the next batch is asked for."""
+        world = self._world
+        if handler := world.on_loss.get(strike.target):
+            handler(strike.fault)
+        elif world.ledger.num_waiting():
+            yield from recovery.settled(world)
+            if not self.halted.triggered:
+                self.halted.succeed(Halt(strike=strike))
+
+
+def _times(scenario: Scenario, entry: int, place: int, fault: Fault) -> Iterator[float]:
+    """When a fault hits a target: once, or as a Poisson process."""
+    if fault.at is not None:
+        yield fault.at
+        return
+    assert fault.mtbf is not None, "one of the two is given"
+    draws, at = np.random.default_rng((scenario.seed, DRAWS, entry, place)), 0.0
+    while True:
+        at += float(draws.exponential(fault.mtbf))
+        yield at
+
+
+def _record(world: World, strike: Strike) -> dict[str, Any]:
+    """What the header says of a fault; its recovery adds to it."""
+    return {
+        "at_s": world.now, "kind": strike.fault.kind, "target": strike.target, "recovery": strike.fault.way_back,
+        "lost_s": 0.0, "lost_tokens": 0,
+    }  # fmt: skip
+
+
+def mtbf(scenario: Scenario) -> float | None:
+    """Mean seconds between faults that take the run back to a checkpoint, as drawn; None where none are drawn."""
+    rates: dict[float, int] = {}
+    for fault in scenario.faults:
+        if fault.mtbf is not None:
+            back = sum(rolls_back(scenario, fault.kind, target) for target in hit(scenario, fault))
+            rates[fault.mtbf] = rates.get(fault.mtbf, 0) + back
+    return system_mtbf(rates)
+
+
+def play(world: World, start: Callable[[], None]) -> Faults:
+    """Plays a run to its end, in as many attempts as its faults make of it. `start` starts the stages' processes."""
+    faults = Faults(world)
+    back: Process | None = None
+    while True:
+        faults.halted = world.env.event()
+        whole = world.env.process(_attempt(world, start, back))
+        world.env.process(faults.strikes())
+        world.env.run(until=world.env.any_of([whole, faults.halted]))
+        if not faults.halted.triggered:
+            return faults
+        back = _recover(world, faults, faults.halted.value)
+
+
+def _attempt(world: World, start: Callable[[], None], back: Process | None) -> Process:
+    if back is not None:
+        yield from back
+    stood = world.go_on()
+    if back is not None:
+        world.faults[-1]["lost_s"] += stood
+    start()
+    yield world.env.all_of(world.last())
+    yield world.env.all_of([write for write in world.writes.values() if write.is_alive])
+
+
+def _recover(world: World, faults: Faults, halt: Halt) -> Process:
+    """The run goes back; returns what it does before its stages run again."""
+    if halt.strike.fault.kind == "buffer_lost":
+        recovery.regenerate(world)
+        return recovery.nothing(world)
+    if halt.from_notice:
+        recovery.keep_state(world)
+        return _with_notice(world, faults, halt)
+    recovery.from_checkpoint(world)
+    fault = halt.strike.fault
+    away = fault.detect if fault.kind != "preempted" else max(halt.deadline - world.now, 0.0) + (fault.duration or 0.0)
+    return recovery.come_back(world, away + fault.start, world.now)
+
+
+def _with_notice(world: World, faults: Faults, halt: Halt) -> Process:
+    """Writes a last checkpoint; where the time does not suffice, the run goes back to an older one."""
+    fault, begun = halt.strike.fault, world.now
+    write = world.env.process(recovery.last_write(world))
+    yield world.env.any_of([write, world.env.timeout(halt.deadline - begun)])
+    if write.is_alive:
+        faults.halted.succeed(Halt(strike=halt.strike, deadline=halt.deadline))
+        yield world.env.event()  # this attempt ends here
+    yield from recovery.come_back(world, halt.deadline - world.now + (fault.duration or 0.0) + fault.start, begun)

@@ -1,0 +1,235 @@
+"""One engine that generates without a barrier: what it is given, the versions it works under, and how it takes new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from lab.faults import Fault
+from lab.placement import Worker
+from lab.policies import weight_sync as policy
+from lab.targets import spares
+from simulator.ahead import AheadRun, fitting
+from simulator.blocks import Ints
+from simulator.fleet import EngineRun
+from simulator.ledger import ABORTED, PROMPT, RESPONSE
+from simulator.receiving import rule_of
+from simulator.world import Lane, Process, World
+
+if TYPE_CHECKING:
+    import simpy
+
+COUNTS = ("iterations", "preemptions", "recomputed_tokens", "cached_tokens")
+
+
+class Issuer(Protocol):
+    """Who gives samples to engines, as an engine knows it."""
+
+    def back(self, producer: Producer, sample: int) -> None:
+        """A sample has all its tokens."""
+        ...
+
+    def dry(self, producer: Producer) -> None:
+        """Nobody waits in the engine, and more could run."""
+        ...
+
+    def wants(self, producer: Producer) -> None:
+        """The engine has room for more, or another version."""
+        ...
+
+    def thrown(self, samples: Sequence[int], tokens: Sequence[int], fate: int) -> None:
+        """Samples met this fate before their end, with so many response tokens each."""
+        ...
+
+
+    def lost(self, samples: Sequence[int], tokens: Sequence[int]) -> None:
+        """An engine that failed had these, with so many response tokens each."""
+        ...
+
+
+class Producer:
+    """An engine between its loads of weights. `rollout/k` is what it does under version k."""
+
+    def __init__(self, world: World, worker: Worker, issuer: Issuer) -> None:
+        self.worker, self.seats = worker, _seats(world)
+        self.samples: set[int] = set()
+        """what was given to it and is not back"""
+        self.open = True
+        """whether it takes new samples"""
+        self.given = 0
+        """prompts so far"""
+        self._world, self._issuer, self._rule = world, issuer, rule_of(world)
+        self._receiver = world.publication.receivers[worker.name]
+        self._run = (AheadRun if fitting(world, worker) else EngineRun)(world, worker, self._ended, on_dry=self._dry)
+        if world.lossy:
+            world.stoppable.append(self._run)
+        self._empty, self._failure = world.env.event(), world.env.event()
+        self._is_spare = worker.name in spares(world.scenario)
+        world.on_loss[worker.name] = self._fail
+        self._back: list[int] = []
+        self._issued = 0
+        self._lane: Lane | None = None
+        self._busy_s = [0.0, 0.0]
+        self._counted = dict.fromkeys(COUNTS, 0)
+
+    @property
+    def version(self) -> int:
+        return self._receiver.held
+
+    @property
+    def room(self) -> int:
+        """Samples that it takes now: as many as can run at once, and those of one prompt that wait."""
+        if not self.open or (self._is_spare and self.worker.name not in self._world.working()):
+            return 0
+        return self.seats - len(self.samples)
+
+    def give(self, samples: Ints, num_prompts: int) -> None:
+        """These join its queue now."""
+        if not self.samples and not self._issued:
+            self._busy_s[0] = self._world.now
+        self.samples.update(samples.tolist())
+        self.given += num_prompts
+        self._issued += len(samples)
+        self._run.submit(samples)
+
+    def play(self) -> Process:
+        """Generates to the end of the run, and takes new weights whenever they are due."""
+        publication = self._world.publication
+        self._begin()
+        while True:
+            if self._failure.triggered:
+                yield from self._mend()
+                if publication.final:
+                    return
+            act = self._receiver.due(len(self.samples))
+            self.open = act == "none"
+            if act == "load":
+                yield from self._stand_still()
+                yield from self._receiver.load()
+                if publication.final and self.version == publication.version:
+                    return  # nobody trains what it would make now
+                self._begin()
+                if not self._failure.triggered:
+                    self._go_on()
+            else:
+                news = self._receiver.news() | self._failure
+                yield news if act == "none" else self._drained() | news
+
+    def _go_on(self) -> None:
+        self._run.resume()
+        self.open = True
+        self._issuer.wants(self)
+
+    def _fail(self, fault: Fault) -> None:
+        """All that is in the engine is lost; others get it when that is noticed."""
+        self.open = False
+        made = {sample: tokens for sample, _, tokens in self._run.running()}
+        lost = sorted(self.samples)
+        self._run.lose()
+        self._run.abort(lost)
+        if self.samples:
+            self._busy_s[1] = self._world.now
+        self.samples.clear()
+        self._world.env.process(self._report(lost, [made.get(sample, 0) for sample in lost], fault))
+        if not self._failure.triggered:
+            self._failure.succeed()
+
+    def _report(self, lost: list[int], tokens: list[int], fault: Fault) -> Process:
+        record = self._world.faults[-1]
+        yield self._world.env.timeout(0.0 if fault.kind == "preempted" else fault.detect)
+        record["lost_tokens"] += sum(tokens)
+        self._issuer.lost(lost, tokens)
+
+    def _mend(self) -> Process:
+        """It failed: it does nothing until it works again, under the latest weights."""
+        world, publication, before = self._world, self._world.publication, self._step
+        if self._lane is not None:
+            yield from self._run.pause()
+            yield from self._close(0)
+        yield from world.until_up(self.worker.name)
+        publication.enter(self.worker, publication.version)
+        self._failure = world.env.event()
+        if not publication.final:
+            world.redone[f"rollout/{before}/{self.worker.name}"] += self._step == before
+            self._begin()
+            self._go_on()
+
+    def stop(self, samples: Sequence[int]) -> list[int]:
+        """These leave, whether they run or wait; returns the response tokens that they have."""
+        made = {sample: tokens for sample, _, tokens in self._run.running()}
+        self._run.abort(samples)
+        self.samples.difference_update(samples)
+        return [made.get(sample, 0) for sample in samples]
+
+    def _drained(self) -> simpy.Event:
+        """The event that nothing is left in the engine."""
+        self._empty = self._world.env.event()
+        if not self.samples:
+            self._empty.succeed()
+        return self._empty
+
+    def _ended(self, sample: int) -> None:
+        self.samples.discard(sample)
+        self._back.append(sample)
+        if not self.samples:
+            self._busy_s[1] = self._world.now
+            if not self.open and not self._empty.triggered:
+                self._empty.succeed()
+        self._issuer.back(self, sample)
+
+    def _dry(self) -> None:
+        if self.open:
+            self._issuer.dry(self)
+
+    @property
+    def stretch(self) -> str:
+        """Id of the span of what it does under this version."""
+        return self._world.span_id("rollout", self._step, self.worker.name)
+
+    @property
+    def _step(self) -> int:
+        return self.version * self._world.dataflow.nodes["weight_sync"].every
+
+    def _begin(self) -> None:
+        """From now on it works under the version that it has."""
+        self._lane = Lane(self._world, "rollout", self._step, self.worker)
+        self._busy_s = [self._world.now, 0.0]
+
+    def _stand_still(self) -> Process:
+        """The iteration under way ends, and what runs has its fate under the weights that come."""
+        self.open = False
+        yield from self._run.pause()
+        running = [policy.Running(sample=s, prompt_tokens=p, response_tokens=t) for s, p, t in self._run.running()]
+        said = policy.in_flight(self._rule, running)
+        if said.abort:
+            self._issuer.thrown(said.abort, self.stop(said.abort), ABORTED)
+        if not said.carry or self._rule.kv == "recompute":
+            self._run.interrupt(forget=True)
+        yield from self._close(len(said.carry))
+
+    def _close(self, num_carried: int) -> Process:
+        """Ends what was done under a version; before its first sample and after its last one the engine is idle."""
+        assert self._lane is not None, "it has begun"
+        world, back = self._world, self._back
+        given, made = (int(world.ledger.column(column)[back].sum()) for column in (PROMPT, RESPONSE))
+        host = {"calls": 1.0, "samples": float(len(back)), "tokens": float(made)}
+        yield from world.spend(self.worker, "rollout_host", host)
+        beyond = {"extrapolated": True} if isinstance(self._run, AheadRun) and self._run.extrapolated() else {}
+        now = {name: int(getattr(self._run.counts, name)) for name in COUNTS}
+        counts = {name: now[name] - self._counted[name] for name in COUNTS}
+        notes = {"dispatch": world.scenario.rollout.dispatch, "issued": self._issued, "carried": num_carried} | beyond
+        self._lane.end(
+            tokens=given + made, samples=len(back), prompt_tokens=given, response_tokens=made, **counts, **notes
+        )  # fmt: skip
+        start, end = self._busy_s
+        busy = world.spans[-1]
+        world.spans[-1] = msgspec.structs.replace(busy, start_s=start, end_s=busy.end_s if self.samples else max(start, end))
+        self._counted, self._back, self._issued, self._lane = now, [], 0, None
+
+
+def _seats(world: World) -> int:
+    """Samples that an engine is given at once: as many as it runs, in whole prompts, and one prompt that waits."""
+    number = world.scenario.workload.samples_per_prompt
+    return -(-world.scenario.rollout.max_num_seqs // number) * number + number

@@ -1,0 +1,197 @@
+"""What the trainer has published, who has it, who fetches it from whom, and who has acknowledged it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import simpy
+
+from lab.model import DTYPE_BYTES
+from lab.placement import Worker
+from lab.policies.weight_sync import Holder, Place, WeightsReady, nearest, payload_bytes
+from simulator.world import Lane, Process, World
+
+if TYPE_CHECKING:
+    from simulator.receiving import Receiver
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where weights can be had."""
+
+    place: Place
+    name: str
+    """an engine, the machine of the trainer, or the site of a store"""
+    ends: tuple[str, ...] = ()
+    """devices, or a machine's memory; none: a store"""
+
+
+class Copies:
+    """Who has one version, and who fetches it."""
+
+    def __init__(self, env: simpy.Environment, origin: Source, tree: bool) -> None:
+        """`tree`: whoever has it gives it on, to one at a time."""
+        self._env, self._tree = env, tree
+        self._sources, self._busy = [origin], [False]
+        self._fetching: list[Place] = []
+        self._changed = env.event()
+
+    def acquire(self, here: Place) -> Process:
+        """Ends when one who is `here` may fetch; returns the number of the source."""
+        if not self._tree:
+            return 0
+        while True:
+            holders = [Holder(place=s.place, busy=busy) for s, busy in zip(self._sources, self._busy, strict=True)]
+            found = nearest(here, holders, self._fetching)
+            if found is not None:
+                self._busy[found] = bool(self._sources[found].ends)
+                self._fetching.append(here)
+                return found
+            yield self._changed
+
+    def source(self, number: int) -> Source:
+        return self._sources[number]
+
+    def release(self, number: int, here: Place, new: Source | None) -> None:
+        """A fetch has ended; `new` has the weights now, or nobody where it was given up."""
+        if not self._tree:
+            return
+        self._busy[number] = False
+        self._fetching.remove(here)
+        if new is not None:
+            self._sources.append(new)
+            self._busy.append(False)
+        changed, self._changed = self._changed, self._env.event()
+        changed.succeed()
+
+
+class Meeting:
+    """A push: the trainer waits until every engine stands still, and sends to all of them together."""
+
+    def __init__(self, env: simpy.Environment, version: int, expected: set[str]) -> None:
+        self.version = version
+        self.lanes: dict[str, Lane] = {}
+        self.complete, self.arrived, self.ready, self.over = (env.event() for _ in range(4))
+        self._expected, self._took = expected, set[str]()
+        self._check()
+
+    def join(self, lane: Lane) -> simpy.Event:
+        """An engine stands still; the event is the arrival of the weights."""
+        self.lanes[lane.worker.name] = lane
+        self._check()
+        return self.arrived
+
+    def took(self, name: str) -> None:
+        """An engine can compute with the new weights."""
+        self._took.add(name)
+        self._check()
+
+    def leave(self, name: str) -> None:
+        """An engine is waited for no longer."""
+        self._expected.discard(name)
+        self._check()
+
+    def _check(self) -> None:
+        for event, who in ((self.complete, set(self.lanes)), (self.ready, self._took)):
+            if self._expected <= who and not event.triggered:
+                event.succeed()
+
+
+class Publication:
+    """The published versions of a run."""
+
+    def __init__(self, world: World, receivers: Mapping[str, Receiver]) -> None:
+        """`receivers` by engine, in their order."""
+        self._world, self.receivers = world, receivers
+        self.version = world.first_step
+        """the latest that engines can have"""
+        self.versions = [world.first_step]
+        """all that were published, in order"""
+        self.copies: Copies | None = None
+        self.meeting: Meeting | None = None
+        self.absent: frozenset[int] = frozenset()
+        """engines that gave up at the last barrier, by their index"""
+        self._present = set(receivers)
+        self._changed = world.env.event()
+
+    @property
+    def expected(self) -> list[str]:
+        """Engines that take part, in their order."""
+        return [name for name in self.receivers if name in self._present]
+
+    @property
+    def payload_bytes(self) -> float:
+        """Of one version, as it is sent."""
+        scenario, rule = self._world.scenario, self._world.scenario.weight_sync
+        width = DTYPE_BYTES[scenario.model("actor").dtype]
+        return payload_bytes(scenario.trainable_parameters("actor"), width, rule.payload, rule.delta_share)
+
+    def bytes_since(self, held: int) -> float:
+        """What an engine with this version fetches: the changes of all since, unless the whole is less."""
+        scenario = self._world.scenario
+        if scenario.weight_sync.payload != "delta":
+            return self.payload_bytes
+        missed = sum(version > held for version in self.versions)
+        whole = scenario.trainable_parameters("actor") * DTYPE_BYTES[scenario.model("actor").dtype]
+        return min(missed * self.payload_bytes, whole)
+
+    @property
+    def final(self) -> bool:
+        """Whether no other version follows."""
+        dataflow = self._world.dataflow
+        return self.version >= (max(dataflow.steps("weight_sync"), default=-1) + 1) // dataflow.nodes["weight_sync"].every
+
+    def leave(self, worker: Worker) -> None:
+        """An engine is gone: neither barrier nor push waits for it."""
+        self._present.discard(worker.name)
+        if self.meeting is not None:
+            self.meeting.leave(worker.name)
+        self._change()
+
+    def enter(self, worker: Worker, version: int) -> None:
+        """An engine is there (again), with the weights of a version."""
+        self._present.add(worker.name)
+        receiver = self.receivers[worker.name]
+        receiver.held = receiver.told = version
+
+    def open(self, version: int) -> None:
+        """The trainer is about to publish a version; engines hear of a push now, so that they can stand still."""
+        if self._world.scenario.weight_sync.trigger == "push":
+            self.meeting = Meeting(self._world.env, version, set(self.expected))
+            self.announce(WeightsReady(version=version, place="trainer", digest=f"{version}"))
+
+    def publish(self, version: int, copies: Copies | None) -> None:
+        """From now on engines can have this version, from those who have copies."""
+        self.versions.append(version)
+        self.version, self.copies = version, copies
+
+    def announce(self, event: WeightsReady) -> None:
+        """Every engine hears of it, each after the time that a message from the trainer takes."""
+        for name in self.expected:
+            receiver = self.receivers[name]
+            self._world.env.process(receiver.hear(event, self._message_s(receiver.worker)))
+
+    def acknowledge(self) -> None:
+        """An engine has taken a version."""
+        self._change()
+
+    def missing(self, version: int) -> list[str]:
+        """Engines that are expected and do not have a version yet."""
+        return [name for name in self.expected if self.receivers[name].held < version]
+
+    def everybody(self, version: int) -> Process:
+        """Ends when every engine that takes part has the version."""
+        while self.missing(version):
+            yield self._changed
+
+    def _change(self) -> None:
+        changed, self._changed = self._changed, self._world.env.event()
+        changed.succeed()
+
+    def _message_s(self, engine: Worker) -> float:
+        trainer, topology = self._world.scenario.team("actor", "train")[0], self._world.network.topology
+        call = self._world.cost(trainer, "dispatch", {"calls": 1.0, "bytes": 0.0}).seconds
+        here, there = (topology.machine(worker.devices[0]).name for worker in (trainer, engine))
+        return call + topology.between(here, there).latency

@@ -1,0 +1,91 @@
+"""How a run comes back after a fault: what is lost, what is read again, and from which step it goes on."""
+
+from __future__ import annotations
+
+from lab.model import DTYPE_BYTES
+from lab.placement import Worker
+from simulator.checkpoints import state_bytes, trained
+from simulator.network import Flow, Flows
+from simulator.transfers import networked
+from simulator.world import Process, World
+
+
+def settled(world: World) -> Process:
+    """Ends when no weights are being changed or saved."""
+    while busy := world.under_way("update_actor", "update_critic", "checkpoint"):
+        yield world.env.all_of([world.finished(*run) for run in busy])
+
+
+def from_checkpoint(world: World) -> None:
+    """The run goes back to its last complete checkpoint, or to its beginning; everything since then is lost."""
+    saved = world.store.last()
+    _go_back(world, 0 if saved is None else saved.step + 1, 0.0 if saved is None else saved.progress_s)
+
+
+def keep_state(world: World) -> None:
+    """Stages under way are given up; the trained state is that of the last complete update."""
+    _go_back(world, world.updated() + 1, world.progress_at(world.updated()))
+
+
+def regenerate(world: World) -> None:
+    """Samples that were not trained yet are generated again."""
+    keep_state(world)
+
+
+def nothing(world: World) -> Process:
+    """Stages run again at once."""
+    yield world.env.timeout(0.0)
+
+
+def _go_back(world: World, first_step: int, progress_s: float) -> None:
+    before, tokens = world.progress(), world.ledger.lost_tokens()
+    world.store.discard(first_step)
+    world.go_back(first_step, progress_s)
+    record = world.faults[-1]
+    record["lost_s"] += before - progress_s
+    record["lost_tokens"] += world.ledger.lost_tokens() - tokens
+    record["step"] = first_step
+
+
+def last_write(world: World) -> Process:
+    """The state in the trainers' memory goes to storage."""
+    teams, step = trained(world.scenario), world.first_step - 1
+    saved = world.store.last()
+    if step < 0 or (saved is not None and saved.step == step):
+        return
+    world.store.begin(step, sum(map(len, teams)), world.progress_at(step))
+    parts = [world.env.process(_move(world, w, state_bytes(world, w) / len(team), "checkpoint")) for team in teams for w in team]
+    yield world.env.all_of(parts)
+    for team in teams:
+        for worker in team:
+            world.store.write(step, state_bytes(world, worker) / len(team))
+
+
+def come_back(world: World, away_s: float, begun: float) -> Process:
+    """After `away_s` everybody reads the state again: trainers all of it, engines the weights. `begun`: since when they
+    do no work."""
+    scenario, reads = world.scenario, list[tuple[Worker, float]]()
+    for team in trained(scenario):
+        reads += [(worker, state_bytes(world, worker) / len(team)) for worker in team]
+    for worker in scenario.team("actor", "generate"):
+        reads.append((worker, scenario.spec("actor").parameters * DTYPE_BYTES[worker.dtype]))
+    world.absent.update({worker.name: begun for worker, _ in reads})
+    yield world.env.timeout(away_s)
+    yield world.env.all_of([world.env.process(_read(world, worker, size, begun)) for worker, size in reads])
+
+
+def _read(world: World, worker: Worker, size: float, begun: float) -> Process:
+    start = world.now
+    yield from _move(world, worker, size, "checkpoint_read")
+    del world.absent[worker.name]
+    world.restored(worker.name, begun, world.now - start, size)
+
+
+def _move(world: World, worker: Worker, size: float, op: str) -> Process:
+    """So many bytes to storage or back."""
+    if networked(world, worker, op):
+        topology, part = world.network.topology, size / len(worker.devices)
+        way = topology.to_storage if op == "checkpoint" else topology.from_storage
+        yield from world.network.send_all(Flows.of(Flow(path=way(device), bytes=part) for device in worker.devices))
+    else:
+        yield from world.cores(worker).work(worker, op, world.cost(worker, op, {"calls": 1.0, "bytes": size}).seconds)
