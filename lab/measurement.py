@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from lab.errors import InputError
 from lab.explain import nearest
@@ -128,15 +130,24 @@ def pass_quantities(
 
     In a causal pass of length T, T (T + 1) / 2 pairs of tokens attend.
     """
-    tokens = num_samples * longest
+    columns = pass_columns(spec, role, np.array([num_samples]), np.array([longest]), zero_stage)
+    return {name: float(column[0]) for name, column in columns.items()}
+
+
+def pass_columns(
+    spec: ModelSpec, role: str, num_samples: npt.NDArray[np.int64], longest: npt.NDArray[np.int64], zero_stage: int = 0
+) -> dict[str, npt.NDArray[np.float64]]:
+    """The quantities of many passes, (passes,) each."""
+    tokens = (num_samples * longest).astype(float)
+    pairs = tokens * (longest + 1) / 2
+    linear = spec.linear_flops(1.0, head_tokens=0.0 if role in HEADLESS else 1.0)
+    constant = {"passes": 1.0, "layers": float(spec.layers)} | zero_quantities(zero_stage)
     return {
-        "passes": 1.0,
-        "tokens": float(tokens),
-        "linear_flops": spec.linear_flops(tokens, head_tokens=0 if role in HEADLESS else tokens),
-        "attention_flops": spec.attention_flops(num_samples * longest * (longest + 1) / 2),
-        "layers": float(spec.layers),
-        "activations": float(tokens * spec.layers * spec.hidden),
-    } | zero_quantities(zero_stage)
+        "tokens": tokens,
+        "linear_flops": linear * tokens,
+        "attention_flops": spec.attention_flops(1.0) * pairs,
+        "activations": tokens * spec.layers * spec.hidden,
+    } | {name: np.full(len(tokens), value) for name, value in constant.items()}
 
 
 def packed_quantities(

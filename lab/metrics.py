@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from statistics import fmean, median, stdev
 from typing import Any
 
-from lab.accounts import SAMPLE_WAIT, accounts
+from lab.accounts import FAULT, SAMPLE_WAIT, accounts
 from lab.goodput import daly
 from lab.intervals import Interval, clip, divide, length, without
 from lab.timeline import SCHEMA_VERSION, Span, Timeline
@@ -87,6 +87,8 @@ def exposed(timeline: Timeline) -> tuple[dict[str, float], float]:
     active: dict[str, list[Interval]] = defaultdict(list)
     for span, parts in at_work(timeline):
         active[span.stage] += parts
+    for span in timeline.lost():
+        active[FAULT].append((span.start_s, span.end_s))
     shares, gaps = divide(active, window)
     steps = num_steady(timeline)
     return {stage: seconds / steps for stage, seconds in shares.items()}, sum(b - a for a, b in gaps) / steps

@@ -47,11 +47,12 @@ class Scale(Record):
 
 def contradictions(scenario: Scenario) -> Iterator[tuple[str, str, str]]:
     """Where scaling, stealing or over-issue cannot be: key, problem and remedy."""
-    if scenario.schedule.mode == "asynchronous":
-        for key in ("over_issue", "stealing"):
-            if getattr(scenario.rollout, key):
-                problem = "without a barrier an engine is given samples only when it has room"
-                yield f"rollout.{key}", problem, "remove it, or another schedule.mode"
+    for key in (key for key in ("over_issue", "stealing") if getattr(scenario.rollout, key)):
+        if not scenario.algorithm.rolls_out:
+            yield f"rollout.{key}", f"{scenario.algorithm.name} generates nothing", "remove it"
+        if scenario.schedule.mode == "asynchronous":
+            problem = "without a barrier an engine is given samples only when it has room"
+            yield f"rollout.{key}", problem, "remove it, or another schedule.mode"
     for work, scale in scenario.scaling.items():
         yield from _scaled(scenario, work, scale)
 

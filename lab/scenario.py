@@ -190,10 +190,16 @@ class Scenario(Record):
 
     def spec(self, role: str) -> ModelSpec:
         """The architecture of a role's model, `like` followed."""
-        chosen = self.model(role)
-        if isinstance(chosen.arch, ModelSpec):
-            return chosen.arch
-        return library_model(chosen.arch) if chosen.arch else self.spec(str(chosen.like))
+        if role not in self._specs:
+            chosen = self.model(role)
+            named = library_model(chosen.arch) if isinstance(chosen.arch, str) else chosen.arch
+            self._specs[role] = named or self.spec(str(chosen.like))
+        return self._specs[role]
+
+    @cached_property
+    def _specs(self) -> dict[str, ModelSpec]:
+        """Architectures by role, once they were asked for."""
+        return {}
 
     def model(self, role: str) -> TrainedModel | FrozenModel:
         chosen: TrainedModel | FrozenModel | None = getattr(self.models, role, None)
@@ -318,4 +324,11 @@ class Scenario(Record):
 
     def team(self, role: str, work: str) -> tuple[Worker, ...]:
         """The workers of one (role, work), in order of their index."""
-        return tuple(w for w in self.workers.values() if w.role == role and w.work == work)
+        return self._teams.get((role, work), ())
+
+    @cached_property
+    def _teams(self) -> dict[tuple[str, str], tuple[Worker, ...]]:
+        found: dict[tuple[str, str], list[Worker]] = {}
+        for worker in self.workers.values():
+            found.setdefault((worker.role, worker.work), []).append(worker)
+        return {key: tuple(team) for key, team in found.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +13,9 @@ from profiles.profile import OpProfile, Profile
 from profiles.roofline import Roofline, backward_factor, offloaded_seconds, whole_pass
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from profiles.iteration import EngineTable, Iteration
     from profiles.layout import Layout
     from profiles.passes import PassTable
@@ -38,7 +41,7 @@ class CostModel:
         self._roofline = Roofline(scenario=scenario)
         self._profile_of = {name: profiles[self._kind(worker)] for name, worker in scenario.workers.items()}
         self._known = {name: self._measured_model(worker) for name, worker in scenario.workers.items()}
-        self._tables: dict[str, EngineTable] = {}
+        self._tables: dict[Hashable, EngineTable] = {}
         self._passes: dict[str, PassTable | None] = {}
         self._asked = dict.fromkeys(profiles, 0.0)
         self._extrapolated = dict.fromkeys(profiles, 0.0)
@@ -56,14 +59,28 @@ class CostModel:
             return self.told(worker, op, Cost(self._unfitted(worker, op, adapted), True))
         return self.told(worker, op, self._fitted(worker, op, fitted, adapted))
 
+    def several(self, worker: Worker, op: str, columns: Mapping[str, NDArray[np.float64]]) -> Cost:
+        """Seconds of many ops of one kind in all, and whether any lies outside what was measured; columns are (ops,)."""
+        if self._profile_of[worker.name].ops.get(op) is None and (table := self._kernel_table(worker, op)) is not None:
+            seconds = self._pass(worker, op, self._adapted(worker, op, columns), table)
+            return self.told(worker, op, Cost(float(seconds.sum()), True))
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+        costs = [self.op(worker, op, dict(zip(columns, row, strict=True))) for row in rows]
+        return Cost(sum(cost.seconds for cost in costs), any(cost.extrapolated for cost in costs))
+
     def _unfitted(self, worker: Worker, op: str, quantities: Mapping[str, float]) -> float:
         """A pass from the kernels of a GPU's profile, where it has some; all else from the datasheet."""
-        layout = self._roofline.layout(worker)
-        if op not in PASSES or layout.device.kind != "gpu":
+        if (table := self._kernel_table(worker, op)) is None:
             return self._roofline.seconds(worker, op, quantities)
-        if (table := self._pass_table(worker)) is None:
-            return self._roofline.seconds(worker, op, quantities)
-        back = op == "backward"
+        return float(self._pass(worker, op, quantities, table))
+
+    def _kernel_table(self, worker: Worker, op: str) -> PassTable | None:
+        """What a pass of a GPU goes by where it was not measured as a whole."""
+        return self._pass_table(worker) if op in PASSES and self._roofline.layout(worker).device.kind == "gpu" else None
+
+    def _pass(self, worker: Worker, op: str, quantities: Mapping[str, Any], table: PassTable) -> Any:
+        """Seconds of one pass, or of many, (passes,)."""
+        layout, back = self._roofline.layout(worker), op == "backward"
         times = backward_factor(layout) - 1.0 if back else 1.0
         whole = whole_pass(layout, quantities, table.work(op, quantities), times=times)
         return whole + (offloaded_seconds(layout) if back else 0.0)
@@ -89,9 +106,18 @@ class CostModel:
         From what was fitted on this device kind, else from its profile's kernels (which may be a relative's), else from
         the datasheet.
         """
-        if worker.name not in self._tables:
-            self._tables[worker.name] = self._engine_table(worker)
-        return self._tables[worker.name]
+        kind = self._alike(worker)
+        if kind not in self._tables:
+            self._tables[kind] = self._engine_table(worker)
+        return self._tables[kind]
+
+    def _alike(self, worker: Worker) -> Hashable:
+        """Equal for workers whose iterations take equally long: the same work, spread alike over the same hardware."""
+        hardware = self._scenario.hardware
+        nodes = tuple(hardware.node_of(device).name for device in worker.devices)
+        machines = [hardware.machine_of(device) for device in worker.devices]
+        spread = tuple(machines.index(machine) for machine in machines)
+        return worker.role, worker.work, worker.parallelism, worker.dtype, worker.kv_dtype, worker.threads, nodes, spread
 
     def _engine_table(self, worker: Worker) -> EngineTable:
         from profiles import tables
@@ -174,7 +200,7 @@ class CostModel:
         talk = self._roofline.talk(worker, op, quantities) if devices > 1 or spread.expert > 1 else 0.0
         return Cost(fitted.seconds(values) + talk, not inside)
 
-    def _adapted(self, worker: Worker, op: str, quantities: Mapping[str, float]) -> Mapping[str, float]:
+    def _adapted(self, worker: Worker, op: str, quantities: Mapping[str, Any]) -> Mapping[str, Any]:
         """With adapters a pass does more products, and its backward pass leaves out the gradients of frozen weights."""
         layout = self._roofline.layout(worker)
         if op not in (*PASSES, "engine_step") or not layout.adapter_parameters:

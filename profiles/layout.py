@@ -35,6 +35,8 @@ class Layout:
 
     scenario: Scenario
     worker: Worker
+    first: Layout | None = None
+    """of the first rank of a trainer, where this is of another: what the ranks have in common is reckoned once"""
 
     @cached_property
     def device(self) -> Device:
@@ -89,6 +91,8 @@ class Layout:
     @cached_property
     def gradients(self) -> Group:
         """The ranks that hold the same weights, with their part of the ports that all such groups of a machine share."""
+        if self.first is not None:
+            return self.first.gradients
         return _sharing(self.group(self.gradient_devices), self._columns)
 
     @property
@@ -99,9 +103,11 @@ class Layout:
         team = Counter(machine(device) for rank in self._team for device in rank.devices)
         return max(-(-team[name] // number) for name, number in ring.items())
 
-    @property
+    @cached_property
     def gradient_devices(self) -> list[str]:
         """One device of every rank that holds the same weights."""
+        if self.first is not None:
+            return self.first.gradient_devices
         step = self.worker.parallelism.tensor
         return [device for rank in self._team for device in rank.devices[: self._stage : step]]
 

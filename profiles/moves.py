@@ -101,14 +101,19 @@ def num_tensors(layout: Layout) -> int:
 
 def _reshard(layout: Layout, q: Mapping[str, float]) -> float:
     """Whole weights are gathered from the shards of trainer ranks; nothing where the sender has them all."""
-    train = layout.scenario.train(layout.worker.role)
-    devices: list[str] = list(layout.worker.devices)
-    if train.zero_stage == 3 or layout.worker.parallelism.expert > 1:
-        devices = [device for rank in layout.scenario.team(layout.worker.role, "train") for device in rank.devices]
+    train, devices = layout.scenario.train(layout.worker.role), shard_devices(layout)
     holders = len(devices) if train.zero_stage == 3 else layout.width * layout.worker.parallelism.expert
     whole = layout.group(devices)
     group = Group(ranks=holders, per_machine=min(holders, whole.per_machine), intra=whole.intra, inter=whole.inter)
     return collectives.seconds("all_gather", q["bytes"], group)
+
+
+def shard_devices(layout: Layout) -> list[str]:
+    """Devices that together hold a trainer's weights: of one rank, or of all where they share them out."""
+    train = layout.scenario.train(layout.worker.role)
+    if train.zero_stage == 3 or layout.worker.parallelism.expert > 1:
+        return [device for rank in layout.scenario.team(layout.worker.role, "train") for device in rank.devices]
+    return list(layout.worker.devices)
 
 
 def _memory_pass(layout: Layout, q: Mapping[str, float]) -> float:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -69,10 +69,11 @@ class PassTable:
     bandwidth: float
     """bytes/s of kernels that only move data"""
 
-    def work(self, op: str, q: Mapping[str, float]) -> float:
-        """Seconds that the kernels of a pass take on the busiest device; quantities as in `lab.measurement.OPS`."""
+    def work(self, op: str, q: Mapping[str, Any]) -> Any:
+        """Seconds that the kernels of a pass take on the busiest device; quantities as in `lab.measurement.OPS`, of one
+        pass or (passes,) each."""
         spec, headed = self.layout.spec, self.layout.worker.role not in HEADLESS
-        tokens = max(q["tokens"] / self.layout.worker.parallelism.context, 1.0)
+        tokens = np.maximum(q["tokens"] / self.layout.worker.parallelism.context, 1.0)
         adapted = q["linear_flops"] / spec.linear_flops(q["tokens"], head_tokens=q["tokens"] if headed else 0.0)
         products, small = adapted * _at(self.products, tokens), _at(self.small, tokens)
         attention = tokens * _at(self.attention, _length(spec, q))
@@ -100,16 +101,16 @@ def table(layout: Layout, kernels: Kernels) -> PassTable:
     )
 
 
-def _at(values: Floats, size: float) -> float:
+def _at(values: Floats, size: Any) -> Any:
     """Linear between the points of GRID; beyond them in proportion."""
-    inside = min(size, float(GRID[-1]))
-    return float(np.interp(inside, GRID, values)) * (size / inside)
+    inside = np.minimum(size, GRID[-1])
+    return np.interp(inside, GRID, values) * (size / inside)
 
 
-def _length(spec: ModelSpec, q: Mapping[str, float]) -> float:
+def _length(spec: ModelSpec, q: Mapping[str, Any]) -> Any:
     """Tokens of equal sequences in which as many pairs attend."""
     pairs = q["attention_flops"] / spec.attention_flops(1.0)
-    return max(2 * pairs / max(q["tokens"], 1.0) - 1, 1.0)
+    return np.maximum(2 * pairs / np.maximum(q["tokens"], 1.0) - 1, 1.0)
 
 
 def _products(layout: Layout, build: Build, tokens: Floats) -> Floats:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from lab.measurement import HEADLESS
 from lab.model import DTYPE_BYTES
@@ -46,9 +48,9 @@ LAYER_PASS_S = {"gpu": 1.5e-3, "cpu": 1.0e-3}
 """host time of one layer's pass: some forty kernels launched from Python; a GPU computes meanwhile, a CPU does not. GPU:
 forward passes of one sample of a 7B critic in a public verl log take 43 ms, 1.5 ms a layer; CPU: measured order"""
 PASS_S = {"gpu": 2.5e-2, "cpu": 0.0}
-"""host time of a pass beside its layers where it ends in logits: a micro-batch cut out and packed, its loss or log-probs. GPU: passes of 1160 tokens
-through 16 layers take 49 ms: fitted to the even half of the published cases (1 run, 30 November 2026); CPU: within its
-fitted costs"""
+"""host time of a pass beside its layers where it ends in logits: a micro-batch cut out and packed, its loss or log-probs.
+GPU: passes of 1160 tokens through 16 layers take 49 ms: fitted to the even half of the published cases (1 run, 30
+November 2026); CPU: within its fitted costs"""
 HOSTS = {"gb200": 2.0}
 """how much longer a host takes for the launches of a layer than an x86 server: of Grace's cores about twice, so that models
 of 8B and 32B take Megatron about 3 ms a layer on a GB200: fitted as above (2 runs)"""
@@ -104,7 +106,9 @@ class Roofline:
     def layout(self, worker: Worker) -> Layout:
         """Where a worker stands."""
         if worker.name not in self._layouts:
-            self._layouts[worker.name] = Layout(self.scenario, worker)
+            team = self.scenario.team(worker.role, worker.work)
+            leader = worker.work == "train" and worker.name != team[0].name
+            self._layouts[worker.name] = Layout(self.scenario, worker, self.layout(team[0]) if leader else None)
         return self._layouts[worker.name]
 
     def threads(self, worker: Worker) -> int:
@@ -147,17 +151,22 @@ def _pass(layout: Layout, q: Mapping[str, float], *, products: float, times: flo
     spread = layout.worker.parallelism
     flops = peak(layout) * TRAIN_EFFICIENCY * spread.tensor * spread.pipeline * spread.context
     work = products * (q["linear_flops"] * expert_factor(layout) + q["attention_flops"]) / flops
-    return whole_pass(layout, q, work, times=times)
+    return float(whole_pass(layout, q, work, times=times))
 
 
-def whole_pass(layout: Layout, q: Mapping[str, float], work: float, *, times: float) -> float:
-    """A pass whose kernels take `work` seconds: launches, collectives and gathered weights beside or after them."""
+def whole_pass(layout: Layout, q: Mapping[str, Any], work: Any, *, times: float) -> Any:
+    """A pass whose kernels take `work` seconds: launches, collectives and gathered weights beside or after them.
+
+    Of one pass, or (passes,) each.
+    """
     spread, kind = layout.worker.parallelism, layout.device.kind
     launches = times * launch_seconds(layout)
-    work = max(work, launches) if kind == "gpu" else work + launches
-    tokens = q["tokens"] / spread.context
-    talk = times * (layer_collectives(layout, tokens) + handing_on(layout, tokens))
-    return work + talk + _gather(layout, work)
+    work = np.maximum(work, launches) if kind == "gpu" else work + launches
+    if spread.devices == spread.expert == 1:
+        return work + _gather(layout, work)
+    sizes = np.unique(q["tokens"])
+    talk = [layer_collectives(layout, size) + handing_on(layout, size) for size in (sizes / spread.context).tolist()]
+    return work + times * np.interp(q["tokens"], sizes, talk) + _gather(layout, work)
 
 
 def launch_seconds(layout: Layout) -> float:
@@ -296,13 +305,13 @@ def handing_on(layout: Layout, tokens: float) -> float:
     return collectives.seconds("p2p", size, layout.stages)
 
 
-def _gather(layout: Layout, work: float) -> float:
+def _gather(layout: Layout, work: Any) -> Any:
     """ZeRO-3 gathers every layer's weights for each pass (Rajbhandari et al. 2020), the next ones during `work`."""
     if layout.worker.work != "train" or layout.scenario.train(layout.worker.role).zero_stage < 3:
         return 0.0
     layers = layout.spec.layers / layout.worker.parallelism.pipeline
     layer = replicas_seconds(layout, "all_gather", layout.spec.weight_bytes(layout.worker.dtype) / layers)
-    return layer + max(0.0, (layers - 1) * layer - work)
+    return layer + np.maximum(0.0, (layers - 1) * layer - work)
 
 
 _OPS: dict[str, Callable[[Layout, Mapping[str, float]], float]] = {

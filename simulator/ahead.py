@@ -13,7 +13,7 @@ from simulator.counting import Counting
 from simulator.fleet import Counts, EngineRun
 from simulator.ledger import INDEX, PROMPT, RESPONSE, STEP
 from simulator.rollout import settings
-from simulator.stretch import UNCOUNTABLE
+from simulator.stretch import DRY, ROUNDING, UNCOUNTABLE
 from simulator.whole import countable, window_of
 from simulator.world import Process, World
 
@@ -39,7 +39,7 @@ class AheadRun:
         self._sample = list[int]()
         self._inbox, self._leaving = list[int](), list[int]()
         self._told = self._again = self._found = 0
-        self._playing = self._standing = False
+        self._playing = self._standing = self._under_way = False
         self._kept = self._engine.snapshot()
         self._came = list[int]()
         self._wake: simpy.Event | None = None
@@ -127,18 +127,17 @@ class AheadRun:
 
     def extrapolated(self) -> bool:
         """Counts what was done since this was asked last; whether it took iterations beyond what is known."""
-        found, tokens = False, self._engine.cached_tokens
+        tokens, row = self._engine.cached_tokens, self._engine.summed() if self._exact is None else None
         self.counts.cached_tokens += max(tokens - self._found, 0)
         self._found = max(tokens, self._found)
-        for row in self._engine.windows() if self._exact is None else ():
-            window = window_of(row)
-            features, seconds = (window.largest, window.largest), window.end_s - window.start_s
-            cost = self._world.costs.iterations(self.worker, seconds, features)
-            self.counts.iterations += window.iterations
-            self.counts.tokens += window.tokens
-            self.counts.busy_s += seconds
-            found = found or cost.extrapolated
-        return found
+        if row is None:
+            return False
+        window = window_of(row)
+        self.counts.iterations += window.iterations
+        self.counts.tokens += window.tokens
+        self.counts.busy_s += window.end_s - window.start_s
+        features = (window.largest, window.largest)
+        return self._world.costs.iterations(self.worker, window.end_s - window.start_s, features).extrapolated
 
     def _play(self) -> Process:
         while self._exact is None:
@@ -154,14 +153,16 @@ class AheadRun:
 
     def _go(self) -> Process:
         """Plays as far as nobody disturbs it, and tells what happens when it does."""
+        self._under_way = self._engine.clock > self._world.now * (1 + ROUNDING)
         self._engine.wait_until(self._world.now)
         self._kept, self._came, self._inbox = self._engine.snapshot(), self._inbox, []
-        if self._script(np.inf) == UNCOUNTABLE:
+        said = self._script(np.inf)
+        if said == UNCOUNTABLE:
             self._give_up()
             return
         self._playing = True
         try:
-            yield from self._tell()
+            yield from self._tell(self._engine.dry_at if said == DRY else np.inf)
             self._playing = False
         except simpy.Interrupt:
             self._take_back()
@@ -171,7 +172,8 @@ class AheadRun:
         """Plays from the snapshot on: those who came join when the iteration under way has ended."""
         engine = self._engine
         if self._came:
-            if self._lag and engine.busy and engine.stretch(most=self._lag) == UNCOUNTABLE:
+            late = self._lag and engine.busy and not self._under_way
+            if late and engine.stretch(most=self._lag) == UNCOUNTABLE:
                 return UNCOUNTABLE
             self._add(self._came)
         return engine.stretch(until_s, stop_dry=engine.num_waiting > 0)
@@ -181,10 +183,12 @@ class AheadRun:
         self._engine.restore(self._kept)
         self._script(self._world.now)
 
-    def _tell(self) -> Process:
-        """Lets time pass to where the engine is, and says who ends on the way."""
+    def _tell(self, until_s: float = np.inf) -> Process:
+        """Lets time pass to where the engine is, or until then, and says who ends on the way."""
         env = self._world.env
         for ended_s, row in self._engine.ended(self._told):
+            if ended_s > until_s * (1 + ROUNDING):
+                break
             if ended_s > env.now:
                 yield env.timeout(ended_s - env.now)
             self._told += 1
@@ -192,16 +196,17 @@ class AheadRun:
             if sample not in self._leaving:
                 self.counts.samples += 1
                 self._on_end(sample)
-        if self._engine.clock > env.now:
-            yield env.timeout(self._engine.clock - env.now)
+        if (left := min(self._engine.clock, until_s) - env.now) > 0:
+            yield env.timeout(left)
 
     def _stand(self) -> Process:
         """What the device has under way ends, and then nothing happens."""
         stands = self._stood is not None and self._stood.triggered
         if self._lag and self._engine.busy and not stands:
+            late = self._engine.clock <= self._world.now * (1 + ROUNDING)
             self._engine.wait_until(self._world.now)
             self._kept, self._came = self._engine.snapshot(), []
-            if self._engine.stretch(most=self._lag) == UNCOUNTABLE:
+            if late and self._engine.stretch(most=self._lag) == UNCOUNTABLE:
                 self._give_up()
             else:
                 yield from self._tell()

@@ -12,7 +12,7 @@ from lab.policies.dispatch import Engines
 from lab.targets import BUFFER
 from profiles.memory import kv_blocks
 from simulator.collecting import Collecting, Group
-from simulator.judges import Judges
+from simulator.handing import Handing
 from simulator.ledger import ABORTED, DROPPED, INDEX, LOST, RESPONSE, STEP
 from simulator.producing import Producer
 from simulator.prompts import Prompt, Prompts
@@ -25,7 +25,7 @@ class Production:
     def __init__(self, world: World) -> None:
         self._world, self._per_prompt = world, world.scenario.workload.samples_per_prompt
         self.buffer = Collecting(world, self._ask_all)
-        self.judges = Judges(world, self.buffer.ended)
+        self.handing = Handing(world, self.buffer.ended)
         self.prompts = Prompts(world.scenario, self.buffer.next * self.buffer.rule.samples_per_unit)
         self.producers = [Producer(world, worker, self) for worker in world.scenario.team("actor", "generate")]
         self._place = {producer: place for place, producer in enumerate(self.producers)}
@@ -34,7 +34,7 @@ class Production:
         self._asking: set[int] = set()
         self._paced = self.buffer.limits.at_high == "throttle"
         self._due = self._shut = False
-        self._latest = ""
+        self._latest = self.producers[0]
         world.why["rollout"] = self.buffer.why
         world.on_loss[BUFFER] = self.spill
         self._kv_tokens = np.array([_kv_tokens(world, producer) for producer in self.producers])
@@ -43,8 +43,8 @@ class Production:
     def back(self, producer: Producer, sample: int) -> None:
         """A sample has all its tokens."""
         del self._owner[sample]
-        self._latest = producer.stretch
-        self.judges.submit([sample])
+        self._latest = producer
+        self.handing.submit(producer.worker, sample)
         if self._paced and producer.room >= self._per_prompt:
             self._ask(producer)  # fewer are under way than before
 
@@ -52,6 +52,10 @@ class Production:
         """Nobody waits in an engine, and more could run."""
         if not self._shut and producer.room >= self._per_prompt:
             self._deal([producer], producer.version)
+
+    def backlog(self) -> int:
+        """Samples that could be issued now if an engine had room for them."""
+        return self.buffer.room(self._seats, self._world.publication.version)
 
     def wants(self, producer: Producer) -> None:
         """An engine takes samples again, under another version perhaps."""
@@ -93,7 +97,7 @@ class Production:
                 yield self.buffer.arrival()
             world.env.process(self._release(step))
             world.finished("rollout", step).succeed()
-            self.judges.hand_on(step)
+            self.handing.hand_on(step)
 
     def _batch(self, step: int) -> bool:
         """Asks the rule about age, and does as it says; returns whether the batch of this step is made."""
@@ -101,17 +105,19 @@ class Production:
         self._repeat(self.buffer.drop(said.drop, versions).tolist())
         doomed = self.buffer.doomed(said.interrupt, versions)
         if said.start:
-            self._world.handed_on["rollout", step] = self._latest
+            self._world.handed_on["rollout", step] = self._latest.stretch
             numbers, ledger = self.buffer.take(said.take, versions), self._world.ledger
             ledger.batches[step] = numbers
             prompts = ledger.column(INDEX)[numbers] // self._per_prompt
             self._world.dealer.returned(prompts, ledger.column(RESPONSE)[numbers])
+            self._ask_all()
         self._interrupt(doomed)
-        self._ask_all()
         return said.start
 
     def _interrupt(self, groups: Sequence[Group]) -> None:
         """Groups leave that would be too old: what runs is stopped, what came back is thrown away."""
+        if not groups:
+            return
         self.buffer.forget(groups)
         members = [member for group in groups for member in group.members]
         running = sorted((sample for sample in members if sample in self._owner), key=self._owned)
@@ -231,4 +237,6 @@ def play(world: World) -> None:
     production = Production(world)
     for producer in production.producers:
         world.env.process(producer.play())
+    if world.engines is not None:
+        world.env.process(world.engines.oversee(production))
     world.env.process(production.collect())

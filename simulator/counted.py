@@ -35,7 +35,7 @@ iteration of the first last token"""
 (START, END, ITERATIONS, SEQUENCES, TOKENS, PREFILL, PIECES) = range(7)
 """columns of a window: seconds, iterations, sequences and tokens over its iterations, tokens of prompts, pieces; the
 ten after them are the largest features of its iterations"""
-NUM_WINDOWS = 32
+NUM_WINDOWS = 8
 """a history is told in at most twice so many windows"""
 NEVER = 1 << 60
 

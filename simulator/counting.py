@@ -17,6 +17,7 @@ from simulator.counted import (
     GIVEN,
     HELD,
     HITS,
+    ITERATIONS,
     LAST,
     LONGEST,
     NEVER,
@@ -27,6 +28,7 @@ from simulator.counted import (
     SEQS,
     SHORTEST,
     SOONEST,
+    START,
     TOTAL,
     WAITS,
     Count,
@@ -75,7 +77,7 @@ class Counting:
             setting=self._setting, count=np.zeros(10, np.int64), decoding=np.zeros(5, np.int64),
             short=np.zeros(slots, np.int64), final=np.zeros(slots, np.int64), who=np.zeros(slots, np.int64),
             phase=np.zeros(self._settings.block_tokens, np.int64), part=np.zeros(slots, np.int64),
-            done=np.zeros(slots, np.int64), due=np.zeros((2, room), np.int64), clock=np.full(1, now),
+            done=np.zeros(slots, np.int64), due=np.zeros((2, room), np.int64), clock=np.full(2, now),
             window=np.zeros((2 * NUM_WINDOWS + 1, 17)), feature=np.zeros(10), ended=np.zeros(room),
             prompt=self._all["prompt"], response=self._all["response"], group=self._all["group"],
             shared=self._all["shared"], live=self._all["live"], safe=self._all["safe"],
@@ -149,6 +151,11 @@ class Counting:
     def dry(self) -> bool:
         """Whether nobody waits and somebody could join."""
         return bool(dry(self.state))
+
+    @property
+    def dry_at(self) -> float:
+        """Where a stretch was dry."""
+        return float(self.state.clock[1])
 
     @property
     def busy(self) -> bool:
@@ -255,13 +262,16 @@ class Counting:
         state.count[PARTS] -= 1
         return tokens
 
-    def windows(self) -> list[list[float]]:
-        """What was done since this was asked last, summed up in rows as `simulator.counted` names them."""
+    def summed(self) -> list[float] | None:
+        """What was done since this was asked last, as one window of `simulator.counted`; None: nothing."""
         window = self.state.window
-        found: list[list[float]] = window[:-1][window[:-1, PIECES] > 0].tolist()
+        rows = window[:-1][window[:-1, PIECES] > 0]
+        if not len(rows):
+            return None
+        found = [rows[0, START], rows[-1, END], *rows[:, ITERATIONS:7].sum(axis=0), *rows[:, 7:].max(axis=0)]
         window[:] = 0.0
         window[-1, END] = 1
-        return found
+        return [float(number) for number in found]
 
     @property
     def cached_tokens(self) -> int:

@@ -14,6 +14,8 @@ from simulator.world import Process, World
 
 if TYPE_CHECKING:
     from lab.scaling import Scaled
+    from simulator.asynchronous import Production
+    from simulator.fleet import Counts
     from simulator.joint import Joint
     from simulator.scorers import ScoringService
 
@@ -103,20 +105,14 @@ class Engines:
             self._look(joint)
             yield self._world.env.timeout(self.crew.look_s) | joint.over
         self._joint = None
-        self._samples += sum(len(seat.ended) for seat in joint.seats)
+        self._samples += sum(seat.run.counts.samples for seat in joint.seats)
         self._busy_s += sum(seat.run.counts.busy_s for seat in joint.seats)
 
     def _look(self, joint: Joint) -> None:
         seats = joint.active()
-        samples = self._samples + sum(len(seat.ended) for seat in joint.seats)
-        busy_s = self._busy_s + sum(seat.run.counts.busy_s for seat in joint.seats)
+        counts = [seat.run.counts for seat in joint.seats]
         queued = sum(seat.run.num_queued + seat.coming for seat in seats)
-        depth, said = self.crew.look(
-            queued, sum(seat.run.num_running for seat in seats), samples / busy_s if busy_s else 0.0
-        )  # fmt: skip
-        if said.change > 0:
-            for worker in self.crew.down()[: said.change]:
-                self._world.env.process(self.crew.start(worker, self._step))
+        depth, said = self._decide(queued, sum(seat.run.num_running for seat in seats), counts)
         idle = self._idle(joint)[: max(-said.change, 0)]
         for worker in idle:
             self._world.publication.leave(worker)
@@ -126,6 +122,34 @@ class Engines:
         if said.change > 0 or idle:
             self.crew.changed()
             joint.note("scaling", _record(self._world.now, depth, said))
+
+    def _decide(self, num_queued: int, num_running: int, counts: Sequence[Counts]) -> tuple[Depth, Target]:
+        """What is seen and decided; engines that are to start do so."""
+        samples = self._samples + sum(count.samples for count in counts)
+        busy_s = self._busy_s + sum(count.busy_s for count in counts)
+        depth, said = self.crew.look(num_queued, num_running, samples / busy_s if busy_s else 0.0)
+        for worker in self.crew.down()[: max(said.change, 0)]:
+            self._world.env.process(self.crew.start(worker, self._step))
+        return depth, said
+
+    def oversee(self, production: Production) -> Process:
+        """Looks at what could be issued and runs, where engines generate without a barrier, to the end of the run."""
+        producers = {producer.worker.name: producer for producer in production.producers}
+        self.crew.on_up = lambda worker: producers[worker.name].call()
+        while True:
+            self._step = self._world.publication.version * self._world.dataflow.nodes["weight_sync"].every
+            counts = [producer.counts for producer in production.producers]
+            under_way = sum(len(producer.samples) for producer in production.producers)
+            depth, said = self._decide(production.backlog(), under_way, counts)
+            working = [producers[name] for name in reversed(self.crew.up)]
+            stopped = sorted(working, key=lambda producer: len(producer.samples))[: max(-said.change, 0)]
+            for producer in stopped:
+                producer.dismiss()
+            self.crew.stop([producer.worker.name for producer in stopped])
+            if said.change:
+                self.crew.changed()
+                working[-1].decisions.append(_record(self._world.now, depth, said))
+            yield self._world.env.timeout(self.crew.look_s)
 
     def _idle(self, joint: Joint) -> list[Worker]:
         """Engines that are up and have nothing, the last first."""

@@ -189,10 +189,7 @@ class Lines:
         self._senders: dict[str, Sender] = {}
 
     def put(self, worker: Worker, samples: list[int]) -> None:
-        """These leave an engine; where nothing is said of how they are sent, they are there at once."""
-        if self._world.scenario.experience is None:
-            self._arrived(samples)
-            return
+        """These leave an engine."""
         if worker.name not in self._senders:
             self._senders[worker.name] = Sender(self._world, worker, self._arrived)
         self._senders[worker.name].put(samples)

@@ -23,8 +23,6 @@ class Counts:
 
     busy_s: float = 0.0
     """as others on its devices let it"""
-    prefill_s: float = 0.0
-    """of `busy_s`, in iterations that compute prompts"""
     iterations: int = 0
     tokens: int = 0
     """scheduled in all iterations"""
@@ -33,12 +31,9 @@ class Counts:
     cached_tokens: int = 0
     samples: int = 0
     """that ended"""
-    response_tokens: int = 0
-    """of samples that ended"""
 
     def add(self, piece: Piece, seconds: float) -> None:
         self.busy_s += seconds
-        self.prefill_s += seconds if piece.prefill_tokens else 0.0
         self.iterations += piece.iterations
         self.tokens += piece.iterations * piece.tokens
         self.preemptions += piece.preempted
@@ -94,11 +89,6 @@ class EngineRun:
     @property
     def free_blocks(self) -> int:
         return self._engine.free_blocks
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Response tokens of ended samples per second of work so far; 0 before the first has ended."""
-        return self.counts.response_tokens / self.counts.busy_s if self.counts.busy_s else 0.0
 
     def submit(self, numbers: Sequence[int] | Ints) -> None:
         """These samples wait from now on, and can join at the next iteration boundary."""
@@ -200,11 +190,11 @@ class EngineRun:
     def _stand(self) -> Process:
         """What the device has under way ends, and then nothing happens."""
         self._working = True
-        window = self._engine.land()
-        yield from self._pass(window.seconds)
+        piece = self._engine.land()
+        yield from self._pass(piece.seconds)
         self._working = False
-        self.counts.busy_s += window.seconds
-        self._deliver(tuple(window.ended.tolist()))
+        self.counts.busy_s += piece.seconds
+        self._deliver(piece.ended)
         self._let_go()
         if not self._standing:
             return
@@ -288,7 +278,6 @@ class EngineRun:
                 continue
             del self._request_of[sample]
             self.counts.samples += 1
-            self.counts.response_tokens += int(self._world.ledger.column(RESPONSE)[sample])
             self._on_end(sample)
 
     def _let_go(self) -> None:

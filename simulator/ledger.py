@@ -70,6 +70,10 @@ class Ledger:
         place = self._engines.setdefault(engine, len(self._engines))
         self._rows[np.asarray(numbers, np.int64), ENGINE] = place
 
+    def engine_of(self, number: int) -> str:
+        """The engine that generated a sample."""
+        return list(self._engines)[int(self.column(ENGINE)[number])]
+
     def by_engine(self, numbers: Ints) -> dict[str, Ints]:
         """The engines that generated these samples, with theirs; in the order in which they were first named."""
         places = self.column(ENGINE)[numbers]

@@ -20,7 +20,7 @@ from profiles.iteration import EngineTable, Iteration
 from simulator import jump
 from simulator.engine import Requests, Settings
 from simulator.playing import ROUNDING
-from simulator.rollout import NO_LIMIT, NOBODY, Engine, Piece, Window, settings
+from simulator.rollout import NO_LIMIT, NOBODY, Engine, Piece, settings
 
 
 class LockStep:
@@ -94,8 +94,8 @@ class LockStep:
         """Puts every running request back, as an engine does; returns how many."""
         return sum(engine.interrupt(forget) for engine in self._engines)
 
-    def land(self) -> Window:
-        """Nothing is under way between iterations: the empty window."""
+    def land(self) -> Piece:
+        """Nothing is under way between iterations: the empty piece."""
         return self._engines[0].land()
 
     def _split(self, requests: Sequence[int]) -> list[tuple[Engine, list[int]]]:

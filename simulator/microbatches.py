@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lab.measurement import packed_quantities, pass_quantities
-from lab.policies.microbatch import deal, imbalance, minibatches, pack, pack_tight
+import numpy as np
+import numpy.typing as npt
+
+from lab.measurement import packed_quantities, pass_columns
+from lab.policies.microbatch import imbalance, pack_tight, parts
 from lab.scenario import Scenario
+from simulator.blocks import Ints
+
+MOST_SHOWN = 1000
+"""passes of all ranks in one epoch"""
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +29,45 @@ class Pass:
     """as `lab.measurement.OPS` names them; `tokens` with padding"""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Passes:
+    """The passes of one rank over its part of a mini-batch, as columns."""
+
+    tokens: Ints
+    """(passes,) of their samples"""
+    quantities: dict[str, Floats]
+    """(passes,) each, as `lab.measurement.OPS` names them; `tokens` with padding"""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __iter__(self) -> Iterator[Pass]:
+        for number, tokens in enumerate(self.tokens.tolist()):
+            yield Pass(tokens=tokens, quantities={name: float(column[number]) for name, column in self.quantities.items()})
+
+    @property
+    def padded(self) -> float:
+        """Tokens with padding, of all passes."""
+        return float(self.quantities["tokens"].sum()) if len(self) else 0.0
+
+    def first(self, number: int) -> Passes:
+        """So many of them."""
+        return Passes(
+            tokens=self.tokens[:number], quantities={name: column[:number] for name, column in self.quantities.items()}
+        )
+
+    def after(self, number: int) -> Passes:
+        """All but so many of them."""
+        return Passes(
+            tokens=self.tokens[number:], quantities={name: column[number:] for name, column in self.quantities.items()}
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The passes of one epoch."""
 
-    passes: list[list[list[Pass]]]
+    passes: list[list[Passes]]
     """by mini-batch and rank"""
     num_samples: int
     """of one rank"""
@@ -33,40 +75,58 @@ class Plan:
     @cached_property
     def imbalance(self) -> float:
         """What the most loaded rank of each mini-batch has above the mean, as a share of it."""
-        loads = [[sum(made.quantities["tokens"] for made in part) for part in batch] for batch in self.passes]
+        loads = [[part.padded for part in batch] for batch in self.passes]
         whole = sum(map(sum, loads))
         return sum(imbalance(load) * sum(load) for load in loads) / whole if whole else 0.0
 
+    @cached_property
+    def many(self) -> bool:
+        """Whether they are too many to be shown one by one."""
+        return sum(len(part) for batch in self.passes for part in batch) > MOST_SHOWN
+
     def notes(self, rank: int) -> dict[str, float]:
         """What the span of a rank says: `padding`, the share of its padded tokens that are none, and `imbalance`."""
-        mine = [made for batch in self.passes for made in batch[rank]]
-        padded = sum(made.quantities["tokens"] for made in mine)
-        padding = 1.0 - sum(made.tokens for made in mine) / padded if padded else 0.0
+        mine = [batch[rank] for batch in self.passes]
+        padded = sum(made.padded for made in mine)
+        padding = 1.0 - sum(int(made.tokens.sum()) for made in mine) / padded if padded else 0.0
         return {"padding": padding, "imbalance": self.imbalance}
 
 
-def plan(scenario: Scenario, role: str, lengths: Sequence[int]) -> Plan:
+def plan(scenario: Scenario, role: str, lengths: npt.ArrayLike) -> Plan:
     """The passes of a role's trainer over samples of these lengths, dealt to its ranks mini-batch by mini-batch."""
-    train, together = scenario.train(role), scenario.algorithm.together
-    passes = [
-        [
-            _passes(scenario, role, [lengths[batch[i]] for i in part], train.zero_stage)
-            for part in deal(len(batch), train.data_parallel, together)
-        ]
-        for batch in minibatches(len(lengths), scenario.update.minibatch_samples)
-    ]
-    return Plan(passes=passes, num_samples=len(lengths) // train.data_parallel)
+    ranks, together, sizes = scenario.train(role).data_parallel, scenario.algorithm.together, np.asarray(lengths)
+    batches = [sizes[first:last].reshape(-1, together) for first, last in _minibatches(scenario, len(sizes))]
+    passes = [[_passes(scenario, role, units[rank::ranks]) for rank in range(ranks)] for units in batches]
+    return Plan(passes=passes, num_samples=len(sizes) // ranks)
 
 
-def _passes(scenario: Scenario, role: str, lengths: Sequence[int], zero_stage: int) -> list[Pass]:
-    update, spec, tight = scenario.update, scenario.spec(role), scenario.update.pack == "packed"
-    rule = pack_tight if tight else pack
-    found = []
-    for group in rule(lengths, scenario.pass_tokens, update.microbatch_samples, scenario.algorithm.together):
-        sizes = [lengths[i] for i in group]
-        if tight:
-            quantities = packed_quantities(spec, role, sizes, zero_stage)
-        else:
-            quantities = pass_quantities(spec, role, len(sizes), max(sizes), zero_stage)
-        found.append(Pass(tokens=sum(sizes), quantities=quantities))
-    return found
+def _minibatches(scenario: Scenario, num_samples: int) -> list[tuple[int, int]]:
+    size = scenario.update.minibatch_samples
+    return [(first, min(first + size, num_samples)) for first in range(0, num_samples, size)]
+
+
+def _passes(scenario: Scenario, role: str, units: Ints) -> Passes:
+    """Of one rank's units, (units, samples that stay together) tokens."""
+    stage = scenario.train(role).zero_stage
+    if scenario.update.pack == "packed":
+        return _tight(scenario, role, units.ravel().tolist(), stage)
+    units = units[np.argsort(-units.max(axis=1, initial=0), kind="stable")]
+    longest, together = units.max(axis=1, initial=0), units.shape[1]
+    most = scenario.update.microbatch_samples
+    ends = np.array(parts(longest.tolist(), scenario.pass_tokens, most, together), np.int64).reshape(-1, 2)
+    if not len(ends):
+        return Passes(tokens=np.zeros(0, np.int64), quantities={})
+    number = (ends[:, 1] - ends[:, 0]) * together
+    quantities = pass_columns(scenario.spec(role), role, number, longest[ends[:, 0]], stage)
+    tokens = np.add.reduceat(units.sum(axis=1), ends[:, 0])
+    return Passes(tokens=tokens, quantities=quantities)
+
+
+def _tight(scenario: Scenario, role: str, lengths: Sequence[int], stage: int) -> Passes:
+    """Samples laid end to end."""
+    most, together = scenario.update.microbatch_samples, scenario.algorithm.together
+    groups = [[lengths[i] for i in group] for group in pack_tight(lengths, scenario.pass_tokens, most, together)]
+    rows = [packed_quantities(scenario.spec(role), role, group, stage) for group in groups]
+    names = rows[0] if rows else ()
+    tokens = np.array([sum(group) for group in groups], np.int64)
+    return Passes(tokens=tokens, quantities={name: np.array([row[name] for row in rows]) for name in names})

@@ -67,44 +67,6 @@ def play(
 
 
 @allocating
-def window(
-    state: State, table: Packed, clock: Floats, features: Floats, piece: NDArray[np.int64], times: Floats,
-    longest_jump: int, until_s: float, at_end: bool, ended: NDArray[np.int64], ended_s: Floats,
-    totals: NDArray[np.int64], sums: Floats, largest: Floats,
-) -> int:  # fmt: skip
-    """Plays pieces until nothing is left, or to the first iteration boundary at or after `until_s`; with `at_end` to
-    the first where a request has ended. Returns how many ended.
-
-    Fills `ended` and `ended_s` (as many as there are rows) with rows and times from the start of the window, `totals`
-    (7,) with sums of what pieces hold (prefill tokens, sequences and tokens times iterations), `sums` (2,) with the
-    seconds of pieces that prefill and of others, `largest` (2, 10) with the features of the iterations of most tokens
-    and of the longest context.
-    """
-    start, number, count = clock[NOW], 0, state.count
-    totals[:], sums[:], largest[:] = 0, 0.0, 0.0
-    while count[RUNNING] > 0 or count[WAITING] > 0 or count[FLYING] > 0:
-        before = clock[NOW]
-        left = until_s - (before - start)
-        if left <= ROUNDING * (before - start) or (at_end and number > 0):
-            break
-        turn(state, table, clock, features, piece, times, longest_jump, left)
-        for column in range(4):
-            totals[column] += piece[column]
-        totals[PREFILLED] += piece[PREFILLED]
-        totals[SEQUENCES] += piece[ITERATIONS] * piece[SEQUENCES]
-        totals[SCHEDULED] += piece[ITERATIONS] * piece[SCHEDULED]
-        sums[0 if piece[PREFILLED] else 1] += clock[NOW] - before
-        if features[0, 0] >= largest[0, 0]:
-            largest[0] = features[0]
-        if features[1, 6] >= largest[1, 6]:
-            largest[1] = features[1]
-        for place in range(count[DONE]):
-            ended[number], ended_s[number] = state.done[place], clock[NOW] - start
-            number += 1
-    return number
-
-
-@allocating
 def ahead(
     state: State, table: Packed, clock: Floats, features: Floats, longest_jump: int, until_s: float
 ) -> tuple[int, float]:
@@ -125,9 +87,10 @@ def ahead(
 
 
 @allocating
-def land(state: State, clock: Floats, times: Floats) -> None:
-    """The iteration under way ends and none is scheduled after it; `state.done` holds the requests that ended."""
+def land(state: State, clock: Floats, features: Floats, piece: NDArray[np.int64], times: Floats) -> None:
+    """The iteration under way ends and none is scheduled after it; fills what `turn` does, of an empty iteration."""
     count = state.count
+    piece[:], features[:] = 0, 0.0
     clock[NOW] += clock[UNDER_WAY]
     update(state, state.flight, count[FLYING])
     _arrive(state, state.flight, count[FLYING], times, clock[NOW])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -13,7 +13,7 @@ from lab.policies import weight_sync as policy
 from lab.targets import spares
 from simulator.ahead import AheadRun, fitting
 from simulator.blocks import Ints
-from simulator.fleet import EngineRun
+from simulator.fleet import Counts, EngineRun
 from simulator.ledger import ABORTED, PROMPT, RESPONSE
 from simulator.receiving import rule_of
 from simulator.world import Lane, Process, World
@@ -62,10 +62,12 @@ class Producer:
         """prompts so far"""
         self._world, self._issuer, self._rule = world, issuer, rule_of(world)
         self._receiver = world.publication.receivers[worker.name]
-        self._run = (AheadRun if fitting(world, worker) else EngineRun)(world, worker, self._ended, on_dry=self._dry)
-        if world.lossy:
-            world.stoppable.append(self._run)
+        self._run = self._start()
         self._empty, self._failure = world.env.event(), world.env.event()
+        self._dismissed = world.engines is not None and worker.name not in world.engines.crew.up
+        self._told = world.env.event()
+        self.decisions: list[dict[str, Any]] = []
+        """what its next span notes of scaling"""
         self._is_spare = worker.name in spares(world.scenario)
         world.on_loss[worker.name] = self._fail
         self._back: list[int] = []
@@ -75,13 +77,18 @@ class Producer:
         self._counted = dict.fromkeys(COUNTS, 0)
 
     @property
+    def counts(self) -> Counts:
+        """What it has done so far."""
+        return self._run.counts
+
+    @property
     def version(self) -> int:
         return self._receiver.held
 
     @property
     def room(self) -> int:
         """Samples that it takes now: as many as can run at once, and those of one prompt that wait."""
-        if not self.open or (self._is_spare and self.worker.name not in self._world.working()):
+        if not self.open or self._dismissed or (self._is_spare and self.worker.name not in self._world.working()):
             return 0
         return self.seats - len(self.samples)
 
@@ -97,14 +104,19 @@ class Producer:
     def play(self) -> Process:
         """Generates to the end of the run, and takes new weights whenever they are due."""
         publication = self._world.publication
-        self._begin()
+        if not self._dismissed:
+            self._begin()
         while True:
             if self._failure.triggered:
                 yield from self._mend()
                 if publication.final:
                     return
+            if self._dismissed and not self.samples:
+                yield from self._stand_by()
+                if publication.final:
+                    return
             act = self._receiver.due(len(self.samples))
-            self.open = act == "none"
+            self.open = act == "none" and not self._dismissed
             if act == "load":
                 yield from self._stand_still()
                 yield from self._receiver.load()
@@ -114,21 +126,70 @@ class Producer:
                 if not self._failure.triggered:
                     self._go_on()
             else:
-                news = self._receiver.news() | self._failure
-                yield news if act == "none" else self._drained() | news
+                news = self._receiver.news() | self._failure | self._told
+                yield news if self.open else self._drained() | news
 
     def _go_on(self) -> None:
         self._run.resume()
         self.open = True
         self._issuer.wants(self)
 
+    def dismiss(self) -> None:
+        """It takes no more samples, and stands by once it has none."""
+        self._dismissed, self.open = True, False
+        self._tell()
+
+    def call(self) -> None:
+        """It is needed, and has started: it works again, under the latest weights."""
+        self._dismissed = False
+        self._tell()
+
+    def _tell(self) -> None:
+        told, self._told = self._told, self._world.env.event()
+        told.succeed()
+
+    def _stand_by(self) -> Process:
+        """It is down until it is called."""
+        publication, before, worked = self._world.publication, self._step, self._lane is not None
+        if worked:
+            yield from self._run.pause()
+            yield from self._close(0)
+        publication.leave(self.worker)
+        while self._dismissed:
+            yield self._told
+        publication.enter(self.worker, publication.version)
+        if not publication.final:
+            self._world.redone[f"rollout/{before}/{self.worker.name}"] += worked and self._step == before
+            self._begin()
+            self._go_on()
+
+    def _start(self) -> EngineRun | AheadRun:
+        """A fresh engine. One that failed may go on unseen: nobody hears of it."""
+        world = self._world
+
+        def ended(sample: int) -> None:
+            if self._run is run:
+                self._ended(sample)
+
+        def dry() -> None:
+            if self.open and self._run is run:
+                self._issuer.dry(self)
+
+        kind = AheadRun if fitting(world, self.worker) else EngineRun
+        run: EngineRun | AheadRun = kind(world, self.worker, ended, on_dry=dry)
+        if world.lossy:
+            world.stoppable.append(run)
+        return run
+
     def _fail(self, fault: Fault) -> None:
         """All that is in the engine is lost; others get it when that is noticed."""
         self.open = False
         made = {sample: tokens for sample, _, tokens in self._run.running()}
         lost = sorted(self.samples)
-        self._run.lose()
-        self._run.abort(lost)
+        counts = {name: int(getattr(self._run.counts, name)) for name in COUNTS}
+        self._counted = {name: self._counted[name] - counts[name] for name in COUNTS}
+        self._world.stoppable.remove(self._run)
+        self._run = self._start()
         if self.samples:
             self._busy_s[1] = self._world.now
         self.samples.clear()
@@ -146,7 +207,6 @@ class Producer:
         """It failed: it does nothing until it works again, under the latest weights."""
         world, publication, before = self._world, self._world.publication, self._step
         if self._lane is not None:
-            yield from self._run.pause()
             yield from self._close(0)
         yield from world.until_up(self.worker.name)
         publication.enter(self.worker, publication.version)
@@ -178,10 +238,6 @@ class Producer:
             if not self.open and not self._empty.triggered:
                 self._empty.succeed()
         self._issuer.back(self, sample)
-
-    def _dry(self) -> None:
-        if self.open:
-            self._issuer.dry(self)
 
     @property
     def stretch(self) -> str:
@@ -219,10 +275,13 @@ class Producer:
         beyond = {"extrapolated": True} if isinstance(self._run, AheadRun) and self._run.extrapolated() else {}
         now = {name: int(getattr(self._run.counts, name)) for name in COUNTS}
         counts = {name: now[name] - self._counted[name] for name in COUNTS}
-        notes = {"dispatch": world.scenario.rollout.dispatch, "issued": self._issued, "carried": num_carried} | beyond
+        notes: dict[str, Any] = {"dispatch": world.scenario.rollout.dispatch, "issued": self._issued}
+        notes |= {"carried": num_carried} | beyond
+        notes |= {"scaling": self.decisions} if self.decisions else {}
         self._lane.end(
             tokens=given + made, samples=len(back), prompt_tokens=given, response_tokens=made, **counts, **notes
         )  # fmt: skip
+        self.decisions = []
         start, end = self._busy_s
         busy = world.spans[-1]
         world.spans[-1] = msgspec.structs.replace(busy, start_s=start, end_s=busy.end_s if self.samples else max(start, end))

@@ -13,11 +13,11 @@ import simpy
 
 from lab.errors import InputError
 from lab.placement import Worker
-from lab.policies.weight_sync import Place, WeightsReady, barrier
+from lab.policies.weight_sync import WeightsReady, barrier
 from simulator.network import Flows
-from simulator.publication import Copies, Meeting, Source
+from simulator.publication import Copies, Meeting, Place, Source
 from simulator.receiving import place_of, waits_for_all, whole_bytes
-from simulator.transfers import broadcast, networked, per_tensor, written
+from simulator.transfers import broadcast, gathered, networked, per_tensor, written
 from simulator.world import Lane, Process, World
 
 
@@ -59,13 +59,26 @@ def _prepare(world: World, own: Sequence[Lane]) -> Process:
     sender, rule, whole = own[0].worker, world.scenario.weight_sync, whole_bytes(world)
     ranks = len(own) if rule.transport == "store" else 1
     if rule.transport == "nccl" and sharded(world, sender):
-        yield from _together(world, own, sender, "reshard", {"reshard": whole})
+        yield from _reshard(world, own, whole)
     sent = world.publication.payload_bytes
     if rule.payload == "delta":  # the version before lies in host memory
         costs = {"host_copy": whole / ranks, "convert": (whole + sent) / ranks}
         yield from _together(world, own, sender, "diff", costs)
     if rule.payload == "int8":
         yield from _together(world, own, sender, "quantize", {"convert": (whole + sent) / ranks})
+
+
+def _reshard(world: World, own: Sequence[Lane], whole: float) -> Process:
+    """The shards of all ranks are gathered on the first."""
+    sender, start = own[0].worker, world.now
+    cost = world.cost(sender, "reshard", {"calls": 1.0, "bytes": whole})
+    if networked(world, sender, "reshard"):
+        flows = gathered(world, sender, whole, cost.seconds)
+        yield from world.network.send_all(flows)
+    else:
+        yield from world.cores(sender).work(sender, "reshard", cost.seconds)
+    for lane in own:
+        lane.record("reshard", start, cost.extrapolated, bytes=whole)
 
 
 def _push(world: World, own: Sequence[Lane], meeting: Meeting) -> Process:

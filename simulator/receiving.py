@@ -9,8 +9,9 @@ import simpy
 from lab.model import DTYPE_BYTES
 from lab.placement import Worker
 from lab.policies import weight_sync as policy
-from lab.policies.weight_sync import Act, Place, Seen, Sync, WeightsReady
-from simulator.publication import Meeting, Source
+from lab.policies.weight_sync import Act, Seen, Sync, WeightsReady
+from profiles.cost import Cost
+from simulator.publication import Meeting, Place, Source
 from simulator.transfers import fetched, networked, tensors_s
 from simulator.world import Lane, Process, World
 
@@ -46,6 +47,7 @@ class Receiver:
         self._world, self._rule = world, rule_of(world)
         self._index, self._num_engines = index, num_engines
         self._looked = 0.0
+        self._costs = dict[tuple[str, float], Cost]()
         self._heard = world.env.event()
         self._waiting: simpy.Process | None = None
 
@@ -146,10 +148,16 @@ class Receiver:
         publication.acknowledge()
         return {"source": source.name, "waited_s": waited}
 
+    def _cost(self, op: str, size: float) -> Cost:
+        """Of as many bytes again and again."""
+        if (op, size) not in self._costs:
+            self._costs[op, size] = self._world.cost(self.worker, op, {"calls": 1.0, "bytes": size})
+        return self._costs[op, size]
+
     def _transfer(self, lane: Lane, source: Source, size: float) -> Process:
         world, worker = self._world, self.worker
         op = "weight_sync" if source.ends else "checkpoint_read"
-        start, cost = world.now, world.cost(worker, op, {"calls": 1.0, "bytes": size})
+        start, cost = world.now, self._cost(op, size)
         notes = {}
         if networked(world, worker, op):
             flows = fetched(world, source.ends or source.place.site, worker, size)

@@ -176,13 +176,6 @@ def youngest(state: State) -> int:
     return -1 if row[GENERATED] > 0 or row[STALE] > 0 else int(index)
 
 
-def copied(state: State) -> State:
-    """All of it once more."""
-    blocks = state.blocks._replace(**{name: array.copy() for name, array in state.blocks._asdict().items()})
-    arrays = {name: array.copy() for name, array in state._asdict().items() if name != "blocks"}
-    return state._replace(blocks=blocks, **arrays)
-
-
 def rows_of(ids: Ints, wanted: Sequence[int]) -> Ints:
     """Rows of requests, from the numbers that rising rows have."""
     found = np.searchsorted(ids, np.asarray(wanted, np.int64))

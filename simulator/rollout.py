@@ -20,7 +20,7 @@ from simulator.jump import describe_decoding
 from simulator.ledger import INDEX, STEP, Ledger
 from simulator.ledger import PROMPT as PROMPT_TOKENS
 from simulator.ledger import RESPONSE as RESPONSE_TOKENS
-from simulator.requests import compacted, copied, enlarged, leave, num_gone, rows_of, waiting, youngest
+from simulator.requests import compacted, enlarged, leave, num_gone, rows_of, youngest
 from simulator.scheduler import (
     DONE,
     FLYING,
@@ -69,44 +69,6 @@ class Piece:
         return "prefill" if self.prefill_tokens else "decode"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Window:
-    """Pieces that were played in one go."""
-
-    seconds: float
-    """alone on the engine's devices"""
-    ended: Ints
-    """requests that have all their tokens now, as they ended"""
-    ended_s: NDArray[np.float64]
-    """when, from the start of the window"""
-    iterations: int
-    sequences: float
-    """mean of an iteration"""
-    tokens: int
-    """scheduled in all iterations"""
-    prefill_tokens: int
-    prefill_s: float
-    """of `seconds`, in iterations that compute prompts"""
-    preempted: int
-    recomputed_tokens: int
-    cached_tokens: int
-    fullest: Iteration
-    """of most tokens"""
-    deepest: Iteration
-    """of the longest context"""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Snapshot:
-    """All that an engine is in the middle of."""
-
-    state: State
-    times: NDArray[np.float64]
-    clock: NDArray[np.float64]
-    num_known: int
-    """requests that the engine had been given by then"""
-
-
 class Engine:
     """One engine, or one data-parallel copy of it.
 
@@ -124,7 +86,6 @@ class Engine:
         self.times = np.full((len(known), 3), np.nan)
         self._ids, self._num_known = np.arange(len(known)), len(known)
         self._table, self._max_jump = table.packed(), max_jump
-        self._totals, self._sums, self._largest = np.zeros(7, dtype=np.int64), np.zeros(2), np.zeros((2, 10))
         self._clock, self._features, self._piece = np.zeros(2), np.zeros((2, 10)), np.zeros(7, dtype=np.int64)
 
     @property
@@ -172,14 +133,6 @@ class Engine:
         found = self.state.request[rows][:, [PROMPT, GENERATED]].tolist()
         return [(request, *pair) for request, pair in zip(self._ids[rows].tolist(), found, strict=True)]
 
-    def waiting_requests(self) -> list[int]:
-        """Those in the queue, from its front."""
-        return [int(request) for request in self._ids[waiting(self.state)]]
-
-    def generated(self, requests: Sequence[int]) -> Ints:
-        """Tokens that these requests have so far."""
-        return np.asarray(self.state.request[rows_of(self._ids, requests), GENERATED])
-
     def have(self, requests: Sequence[int], tokens: Sequence[int]) -> None:
         """These requests, which wait, have so many tokens already; their keys and values are computed anew."""
         self.state.request[rows_of(self._ids, requests), GENERATED] = tokens
@@ -198,46 +151,11 @@ class Engine:
             found.append(int(self._ids[row]))
         return found[::-1]
 
-    def snapshot(self) -> Snapshot:
-        """A copy of everything, for `restore`."""
-        return Snapshot(
-            state=copied(self.state), times=self.times.copy(), clock=self._clock.copy(), num_known=self._num_known
-        )
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """What was played since the snapshot never happened. Raises ValueError where requests were added since."""
-        if snapshot.num_known != self._num_known:
-            raise ValueError("requests were added since the snapshot")
-        self.state, self.times, self._clock = copied(snapshot.state), snapshot.times.copy(), snapshot.clock.copy()
-
-    def play(self, until_s: float = np.inf, at_end: bool = False) -> Window:
-        """Plays until nothing is left, or to the first iteration boundary at or after `until_s` from now; with `at_end`
-        no further than to where a request ends."""
-        before, ended, ended_s = float(self._clock[0]), np.zeros(len(self._ids), np.int64), np.zeros(len(self._ids))
-        number = playing.window(
-            self.state, self._table, self._clock, self._features, self._piece, self.times, self._max_jump, until_s,
-            at_end, ended, ended_s, self._totals, self._sums, self._largest,
-        )  # fmt: skip
-        return self._seen(float(self._clock[0]) - before, self._ids[ended[:number]], ended_s[:number])
-
-    def land(self) -> Window:
+    def land(self) -> Piece:
         """What the device has under way ends, and nothing is scheduled after it: the engine stands still."""
         before = float(self._clock[0])
-        self._totals[:], self._sums[:], self._largest[:] = 0, 0.0, 0.0
-        playing.land(self.state, self._clock, self.times)
-        ended = self._ids[self.state.done[: self.state.count[DONE]]]
-        seconds = self._sums[1] = float(self._clock[0]) - before
-        return self._seen(seconds, ended, np.full(len(ended), seconds))
-
-    def _seen(self, seconds: float, ended: Ints, ended_s: NDArray[np.float64]) -> Window:
-        totals, largest = self._totals.tolist(), self._largest.tolist()
-        return Window(
-            seconds=seconds, ended=ended, ended_s=ended_s, iterations=totals[playing.ITERATIONS],
-            sequences=totals[playing.SEQUENCES] / max(totals[playing.ITERATIONS], 1),
-            tokens=totals[playing.SCHEDULED], prefill_tokens=totals[playing.PREFILLED], prefill_s=float(self._sums[0]),
-            preempted=totals[playing.PREEMPTIONS], recomputed_tokens=totals[playing.AGAIN],
-            cached_tokens=totals[playing.FOUND_TOKENS], fullest=_iteration(largest[0]), deepest=_iteration(largest[1]),
-        )  # fmt: skip
+        playing.land(self.state, self._clock, self._features, self._piece, self.times)
+        return self._described(float(self._clock[0]) - before)
 
     def turn(self, until_s: float = np.inf) -> Piece:
         """The next piece; it ends at the first iteration after `until_s` where somebody could join then."""

@@ -122,13 +122,8 @@ def _call(world: World, stage: str) -> Process:
     yield world.env.timeout(world.cost(worker, "dispatch", {"calls": 1.0, "bytes": 0.0}).seconds)
 
 
-def _lengths(world: World, step: int) -> list[int]:
-    """Tokens of every sample of a step's batch, prompt and response."""
-    return [int(n) for n in world.ledger.lengths(step)]
-
-
 def _update(world: World, stage: str, step: int) -> list[Process]:
-    role, lengths = world.dataflow.nodes[stage].role, _lengths(world, step)
+    role, lengths = world.dataflow.nodes[stage].role, world.ledger.lengths(step)
     if role == world.scenario.algorithm.trains[0]:
         world.ledger.settle(world.ledger.batches[step], TRAINED)
     return update.update(world, role, step, lengths)
@@ -141,7 +136,7 @@ STAGES: dict[str, Callable[[World, int], list[Process]]] = {
     "reference": lambda world, step: scoring.score(world, "reference", step),
     "value": lambda world, step: scoring.judge(world, "value", step),
     "old_logprob": lambda world, step: scoring.judge(world, "old_logprob", step),
-    "advantage": lambda world, step: [update.advantage(world, step, _lengths(world, step))],
+    "advantage": lambda world, step: [update.advantage(world, step)],
     "update_critic": lambda world, step: _update(world, "update_critic", step),
     "update_actor": lambda world, step: _update(world, "update_actor", step),
     "evaluate": evaluating.evaluate,

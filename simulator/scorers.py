@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -31,7 +30,7 @@ class Scorer:
         self._lane: Lane | None = None
         self._next: int | None = None
         self._num_busy, self._idle_since, self._left = 0, 0.0, False
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, int] = {}
         self._work, self._calls = WORK[kind(world.scenario, stage)], kind(world.scenario, stage) == "remote"
 
     def begin(self) -> None:
@@ -45,7 +44,7 @@ class Scorer:
         self._waited()
         self._num_busy += 1
         counts = yield from self._attempts(samples, lengths)
-        self._counts.update(counts, samples=len(samples), tokens=sum(lengths), batches=1)
+        self._add(counts | {"samples": len(samples), "tokens": sum(lengths), "batches": 1})
         self._num_busy -= 1
         self._idle_since = self._world.now
         self._turn()
@@ -58,21 +57,21 @@ class Scorer:
             self.begin()
             lane, under_way = self._lane, world.env.active_process
             assert lane is not None and under_way is not None, "it has begun"
-            if not world.losable(self._worker):
+            if self._calls or not world.losable(self._worker):
                 return (yield from self._work(lane, samples, lengths))
             world.on_loss[name] = lambda fault, process=under_way: process.interrupt()  # type: ignore[misc]
             try:
                 return (yield from self._work(lane, samples, lengths))
             except simpy.Interrupt:
-                lane.cut(**dict(self._counts), lost_samples=len(samples))
-                self._lane, self._counts = None, Counter()
+                lane.cut(**self._counts, lost_samples=len(samples))
+                self._lane, self._counts = None, {}
             finally:
                 world.on_loss.pop(name, None)
 
     def note(self, **counts: int) -> None:
         """Counts what it need not score."""
         self.begin()
-        self._counts.update(counts)
+        self._add(counts)
 
     def hand_on(self, step: int) -> None:
         """Another step begins: what is scored from now on belongs to it; a batch under way still to the old one."""
@@ -88,8 +87,8 @@ class Scorer:
         """Its part of the step ends now."""
         if self._lane is not None:
             self._waited()
-            self._lane.end(**dict(self._counts))
-        self._lane, self._counts = None, Counter()
+            self._lane.end(**self._counts)
+        self._lane, self._counts = None, {}
 
     def _turn(self) -> None:
         """Ends its part of a step that is over, once no pass for it is under way; calls elsewhere belong to no step."""
@@ -101,6 +100,10 @@ class Scorer:
             self.end()
             self._step, self._next = self._next, None
             self.begin()
+
+    def _add(self, counts: dict[str, int]) -> None:
+        for name, number in counts.items():
+            self._counts[name] = self._counts.get(name, 0) + number
 
     def _waited(self) -> None:
         """Notes that it had nothing to do until now."""
@@ -118,18 +121,18 @@ def _model(lane: Lane, samples: list[int], lengths: list[int]) -> Process:
     quantities = pass_quantities(scenario.spec(role), role, len(lengths), max(lengths), stage)
     yield from lane.op("forward", "logprob", quantities, tokens=sum(lengths))
     yield from lane.world.spend(lane.worker, "score_host", host(len(lengths), sum(lengths)))
-    return Counter()
+    return {}
 
 
 def _head(lane: Lane, samples: list[int], lengths: list[int]) -> Process:
     """The pass is the trunk's; the head's 2 × hidden FLOPs a token, a millionth of it, are left out."""
     yield from lane.world.spend(lane.worker, "score_host", host(len(lengths), sum(lengths)))
-    return Counter()
+    return {}
 
 
 def _function(lane: Lane, samples: list[int], lengths: list[int]) -> Process:
     yield from lane.world.spend(lane.worker, "reward", host(len(lengths), sum(lengths)))
-    return Counter()
+    return {}
 
 
 def _remote(lane: Lane, samples: list[int], lengths: list[int]) -> Process:
@@ -197,14 +200,13 @@ def calls(world: World, firsts: Sequence[int] | Ints) -> policy.Calls:
     return policy.calls(chosen.remote.rule, world.scenario.seed, steps, index)
 
 
-def counted(found: policy.Calls, num_samples: int, last_samples: int) -> Counter[str]:
+def counted(found: policy.Calls, num_samples: int, last_samples: int) -> dict[str, int]:
     """Notes of a span about calls; every call has `num_samples`, the last one `last_samples`."""
     missed = int((~found.answered).sum()) * num_samples
     if len(found.answered) and not found.answered[-1]:
         missed += last_samples - num_samples
-    return Counter(
-        calls=len(found.attempts), retries=int(found.attempts.sum()) - len(found.attempts), unanswered=missed
-    )
+    again = int(found.attempts.sum()) - len(found.attempts)
+    return {"calls": len(found.attempts), "retries": again, "unanswered": missed}
 
 
 class ScoringService(Service):

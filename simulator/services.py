@@ -30,6 +30,9 @@ Scored = Callable[[list[int]], object]
 class Service:
     """One queue before several servers; samples are numbers of the ledger.
 
+    They leave in the order in which they came, whatever their lengths: a batch may hold more padding than one of a whole
+    step, which is packed by length.
+
     `lengths` gives the tokens of samples, `known` those whose score needs no server (None: none); both in the order of
     the samples.
     """

@@ -8,6 +8,7 @@ from simulator.counted import (
     FIRST,
     FREE,
     HELD,
+    LAG,
     LAST,
     NEXT,
     PARTS,
@@ -28,6 +29,8 @@ from simulator.decoding import Decode, decode_seconds
 
 UNCOUNTABLE, EMPTY, DRY, REACHED = range(4)
 """why a stretch ends: counting is not enough, nothing is left, somebody could join and nobody waits, time is up"""
+NOW, DRY_AT = range(2)
+"""the clock, and when the engine was dry: where ends are seen one iteration late, before the last one had ended"""
 ROUNDING = 1e-12
 
 
@@ -54,16 +57,17 @@ def until(state: Count, table: Packed, decode: Decode, steps: int, left_s: float
 
 @compiled
 def stretch(state: Count, table: Packed, decode: Decode, until_s: float, most: int, stop_dry: bool) -> int:
-    """To the first end of an iteration at or after `until_s`, after `most` iterations, or, where that is asked, before
-    the first iteration that it would be dry in; to its end at the latest."""
+    """To the first end of an iteration at or after `until_s`, after `most` iterations, or, where that is asked, to where
+    it is dry; to its end at the latest. The iteration that is under way then is played to its end."""
     count, clock, played = state.count, state.clock, 0
     while count[WAITS] < len(state.prompt) or count[PARTS] > 0 or state.decoding[SEQS] > 0:
-        if played >= most or clock[0] >= until_s * (1.0 - ROUNDING):
+        if played >= most or clock[NOW] >= until_s * (1.0 - ROUNDING):
             return REACHED
         if stop_dry and dry(state):
+            clock[DRY_AT] = clock[NOW]
             return DRY
         see(state)
-        steps, start = min(jump_length(state), most - played), clock[0]
+        steps, start = min(jump_length(state), most - played), clock[NOW]
         if steps > 0:
             begin(state)
             if steps > 1 and start + decode_seconds(table, decode, state.feature, steps) > until_s:
@@ -72,16 +76,20 @@ def stretch(state: Count, table: Packed, decode: Decode, until_s: float, most: i
             if taken > count[FREE]:
                 return UNCOUNTABLE
             count[FREE] -= taken
-            clock[0] += decode_seconds(table, decode, state.feature, steps)
+            clock[NOW] += decode_seconds(table, decode, state.feature, steps)
         else:
             steps = 1
             if not schedule(state):
                 return UNCOUNTABLE
-            clock[0] += iteration_seconds(table, state.feature)
+            clock[NOW] += iteration_seconds(table, state.feature)
+        emptied = stop_dry and state.setting[LAG] > 0 and dry(state)
         played += steps
         count[NEXT] += steps
         if state.feature[0] > 0.0:
             note(state, start, steps)
         if state.decoding[SOONEST] < count[NEXT]:
             end(state)
+        if emptied:
+            clock[DRY_AT] = start
+            return DRY
     return EMPTY

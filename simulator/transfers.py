@@ -12,7 +12,7 @@ import simpy
 
 from lab.library import device as library_device
 from lab.placement import Worker
-from profiles.moves import SYNC_TENSOR_S, num_tensors
+from profiles.moves import SYNC_TENSOR_S, num_tensors, shard_devices
 from profiles.roofline import averaging
 from simulator.network import Flow, Flows
 from simulator.traffic import chain, flat, over_ports, paced, ring, tree
@@ -58,6 +58,12 @@ def written(world: World, worker: Worker, size: float) -> Flows:
     """`size` bytes to the storage of the worker's site, an equal part from each of its devices."""
     part, topology = size / len(worker.devices), world.network.topology
     return Flows.of(Flow(path=topology.to_storage(device), bytes=part) for device in worker.devices)
+
+
+def gathered(world: World, worker: Worker, size: float, seconds: float) -> Flows:
+    """A ring over the devices that hold the shards of a rank's weights, `size` bytes in all; alone it takes `seconds`."""
+    topology = world.network.topology
+    return paced(topology, ring(topology, shard_devices(world.costs.layout(worker)), size, "all_gather"), seconds)
 
 
 def fetched(world: World, source: tuple[str, ...] | str, worker: Worker, size: float) -> Flows:

@@ -10,8 +10,9 @@ from lab.measurement import zero_quantities
 from lab.model import DTYPE_BYTES
 from lab.offline import update_of
 from lab.placement import Worker
+from simulator.blocks import Ints
 from simulator.collecting import ages
-from simulator.microbatches import Pass, Plan, plan
+from simulator.microbatches import Passes, Plan, plan
 from simulator.scoring import bubble
 from simulator.transfers import Gradients, networked
 from simulator.world import Lane, Process, World
@@ -35,16 +36,17 @@ class Barrier:
         return (yield here)
 
 
-def advantage(world: World, step: int, lengths: Sequence[int]) -> Process:
+def advantage(world: World, step: int) -> Process:
     """On the actor's first rank."""
-    worker = world.scenario.team("actor", "train")[0]
+    worker, lengths = world.scenario.team("actor", "train")[0], world.ledger.lengths(step)
+    tokens = int(lengths.sum())
     lane = Lane(world, "advantage", step, worker)
-    quantities = {"calls": 1.0, "samples": float(len(lengths)), "tokens": float(sum(lengths))}
+    quantities = {"calls": 1.0, "samples": float(len(lengths)), "tokens": float(tokens)}
     yield from world.spend(worker, "advantage", quantities)
-    lane.end(tokens=sum(lengths), samples=len(lengths), **ages(world, step))
+    lane.end(tokens=tokens, samples=len(lengths), **ages(world, step))
 
 
-def update(world: World, role: str, step: int, lengths: Sequence[int]) -> list[Process]:
+def update(world: World, role: str, step: int, lengths: Ints) -> list[Process]:
     """One process for each rank of a role's trainer."""
     team = world.scenario.team(role, "train")
     barrier, gradients = Barrier(world.env, len(team)), None
@@ -72,8 +74,8 @@ def _rank(
     trained = {"passes": 1.0, "parameters": float(scenario.trainable_parameters(worker.role))} | zero_quantities(stage)
     tokens = 0
     for batch in made.passes * epochs:
-        tokens += sum(one.tokens for one in batch[rank])
-        last = yield from _microbatches(world, lane, batch[rank], gradients)
+        tokens += int(batch[rank].tokens.sum())
+        last = yield from _microbatches(world, lane, batch[rank], gradients, made.many)
         if _holders(team) > 1:
             yield from _reduce(world, lane, _holders(team), barrier, last, gradients)
         yield from lane.op("optimizer", "optimizer", trained)
@@ -83,12 +85,16 @@ def _rank(
     lane.end(tokens=tokens, samples=made.num_samples, **made.notes(rank))
 
 
-def _microbatches(
-    world: World, lane: Lane, passes: Sequence[Pass], gradients: Gradients | None
-) -> Process:  # fmt: skip
-    """Forward and backward passes of one rank's part of a mini-batch; returns the seconds of the last backward pass."""
-    start, last = world.now, world.now
-    for number, made in enumerate(passes, start=1):
+def _microbatches(world: World, lane: Lane, passes: Passes, gradients: Gradients | None, many: bool) -> Process:
+    """Forward and backward passes of one rank's part of a mini-batch; returns the seconds of the last backward pass.
+
+    Where there are `many` in the update, all but the last one are told together.
+    """
+    start, last, merged = world.now, world.now, 0
+    if many and len(passes) > 2 and world.exclusive(lane.worker):
+        merged = len(passes) - 1
+        yield from _merged(lane, passes.first(merged))
+    for number, made in enumerate(passes.after(merged), start=merged + 1):
         for _ in range(world.scenario.algorithm.extra_forwards):
             yield from lane.op("forward", "logprob", made.quantities, tokens=made.tokens)
         yield from lane.op("forward", "forward", made.quantities, tokens=made.tokens)
@@ -96,11 +102,20 @@ def _microbatches(
         if gradients is not None and number == len(passes):
             gradients.begin()
         yield from lane.op("backward", "backward", made.quantities, tokens=made.tokens)
-    if gradients is not None and not passes:
+    if gradients is not None and not len(passes):
         gradients.begin()
     last = world.now - last
     yield from bubble(lane, world.now - start, len(passes))
     return last
+
+
+def _merged(lane: Lane, passes: Passes) -> Process:
+    """Passes that nobody can come between, told as one of each kind."""
+    kinds = [("forward", "logprob")] * lane.world.scenario.algorithm.extra_forwards
+    for op, cost_op in [*kinds, ("forward", "forward"), ("backward", "backward")]:
+        start, cost = lane.world.now, lane.world.costs.several(lane.worker, cost_op, passes.quantities)
+        yield from lane.world.cores(lane.worker).work(lane.worker, cost_op, cost.seconds)
+        lane.record(op, start, cost.extrapolated, tokens=int(passes.tokens.sum()), passes=len(passes))
 
 
 def _reduce(

@@ -23,13 +23,13 @@ from profiles.cost import Cost, CostModel
 from simulator.ledger import Ledger
 
 if TYPE_CHECKING:
-    from simulator.ahead import AheadRun
-    from simulator.fleet import EngineRun
     from lab.faults import Fault
     from lab.scaling import Scaled
     from profiles.iteration import EngineTable
+    from simulator.ahead import AheadRun
     from simulator.checkpoints import Store
     from simulator.elastic import Crew, Engines
+    from simulator.fleet import EngineRun
     from simulator.network import Network
     from simulator.publication import Publication
     from simulator.streams import Stream
@@ -394,7 +394,7 @@ class World:
     def span_id(self, stage: str, step: int, worker: str) -> str:
         """`stage/step/worker`, and `~2` for what is done again."""
         name = f"{stage}/{step}/{worker}"
-        again = self.redone[name]
+        again = self.redone[name] if self.redone else 0
         return f"{name}~{again + 1}" if again else name
 
     @cached_property
@@ -533,11 +533,17 @@ class Lane:
             self.world.span_id(stage, step, name)
             for stage, step in requirements
             if not dataflow.nodes[stage].continuous
-            for name in dataflow.nodes[stage].workers
+            for name in self._involved(stage)
         )
         causes += tuple(self.world.handed_on[run] for run in requirements if run in self.world.handed_on)
         self._add(self._id, causes, "", self._start, tokens, 0.0, notes)
         self.world.open.pop(self._id, None)
+
+    def _involved(self, stage: str) -> tuple[str, ...]:
+        """Whose part of a stage that it waited for matters; of its own before, without a barrier, only this worker's."""
+        dataflow = self.world.dataflow
+        own = stage == self.stage and dataflow.continuous
+        return (self.worker.name,) if own else dataflow.nodes[stage].workers
 
     def _add(
         self,

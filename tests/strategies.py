@@ -1,11 +1,13 @@
-"""Lawful timelines that need no simulator: the earliest schedule of a scenario's dataflow, with drawn durations.
+"""What tests draw: lawful timelines that need no simulator, and small scenarios for it.
 
-A max-plus evaluation of the marked graph: every stage starts when all its requirements have ended. It shares no code
-with the simulator, so it is also an independent reference for it.
+A timeline is the earliest schedule of a scenario's dataflow with drawn durations, a max-plus evaluation of the marked
+graph: every stage starts when all its requirements have ended. It shares no code with the simulator, so it is also an
+independent reference for it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
@@ -133,3 +135,105 @@ def timelines(draw: st.DrawFn, of: Scenario | None = None, origin: str = "simula
         return late * random.random() if worker == "dispatch" else 10 ** random.uniform(-3, 2)
 
     return play(chosen, seconds, origin)
+
+
+def changed(name: str, *parts: Mapping[str, Any]) -> Scenario:
+    """A shipped scenario with parts of it replaced, however deep they lie."""
+    data: Any = _ALL[name].model_dump(mode="json", by_alias=True)
+    for part in parts:
+        data = _merged(data, part)
+    return Scenario.model_validate(data, strict=False)
+
+
+def _merged(data: Any, changes: Any) -> Any:
+    if not (isinstance(data, Mapping) and isinstance(changes, Mapping)):
+        return changes
+    return dict(data) | {key: _merged(data.get(key), value) for key, value in changes.items()}
+
+
+SHORT = {"dist": "lognormal", "mean": 40, "p95": 110, "max": 160}
+PROMPTS = {"dist": "lognormal", "mean": 30, "p95": 60, "max": 80}
+TIGHT = 20e6
+"""bytes of KV that hold the longest of these sequences, and few of them at once"""
+MODES = ("synchronous", "one_step_off", "asynchronous")
+
+
+@st.composite
+def on_gpus(draw: st.DrawFn, modes: tuple[str, ...] = MODES, loss: bool = False) -> Scenario:
+    """Small work for sixteen GPUs, where every worker has devices of its own; with `loss` somebody may fail."""
+    mode, name = draw(st.sampled_from(modes)), draw(st.sampled_from(["ppo", "grpo"]))
+    prompts, samples = draw(st.sampled_from([4, 12])), draw(st.sampled_from([2, 4] if name == "grpo" else [1, 3]))
+    engines = [{"pool": "rollout", "engines": 2}]
+    if extra := draw(st.integers(0, 2)):
+        engines.append({"pool": "spare", "engines": extra, "speed": draw(st.sampled_from([0.5, 1.0]))})
+    checkpoint = {"every_steps": draw(st.sampled_from([1, 2] if loss else [None, 1, 2])), "blocking": draw(st.booleans())}
+    changes = {
+        "num_steps": draw(st.integers(2, 4)),
+        "seed": draw(st.integers(0, 99)),
+        "algorithm": {"name": name, "kl_coef": draw(st.sampled_from([0.0, 0.05])), "ppo_epochs": draw(st.integers(1, 2))},
+        "place": {"actor.generate": engines, "actor.train": {"data_parallel": draw(st.integers(1, 3))}},
+        "workload": {"prompts_per_step": prompts, "samples_per_prompt": samples,
+                     "prompt_tokens": PROMPTS, "response_tokens": SHORT},
+        "rollout": {"max_num_seqs": draw(st.sampled_from([2, 8, 64])), "kv_bytes": draw(st.sampled_from([None, TIGHT])),
+                    "dispatch": draw(st.sampled_from(["round_robin", "weighted", "least_loaded", "length_buckets"])),
+                    "prefix_caching": draw(st.booleans())},
+        "update": {"minibatch_samples": prompts * samples // 2, "microbatch_tokens": draw(st.sampled_from([300, 4096]))},
+        "schedule": {"mode": mode, "scoring": draw(st.sampled_from(["batch", "sample"]))},
+        "checkpoint": checkpoint,
+    }  # fmt: skip
+    own = draw(_continuous(prompts * samples, samples) if mode == "asynchronous" else _with_barrier(loss))
+    return changed("ppo-7b-16gpu", {"algorithm": None}, changes, own)
+
+
+@st.composite
+def _continuous(draw: st.DrawFn, step: int, prompt: int) -> dict[str, Any]:
+    """What only an asynchronous schedule has."""
+    half = draw(st.booleans())
+    staleness = draw(stalenesses(2 if half else 1))
+    in_flight = draw(st.sampled_from(["drain", "interrupt", "mix"]))
+    sync = {"trigger": draw(st.sampled_from(["push", "event"])), "in_flight": in_flight}
+    sync |= {"kv": draw(st.sampled_from(["keep", "recompute"]))} if in_flight == "mix" else {}
+    pressure = draw(st.sampled_from(["pause", "throttle"]))
+    return {
+        "schedule": {"staleness": staleness, "trigger_samples": step // 2 if half else None},
+        "buffer": {"at_high": pressure}, "weight_sync": sync,
+    }  # fmt: skip
+
+
+@st.composite
+def stalenesses(draw: st.DrawFn, batches: int) -> dict[str, Any]:
+    """Every unit with every rule at the bound; `batches` of a step."""
+    unit = draw(st.sampled_from(["versions", "steps", "batches", "extra_samples"]))
+    bound = draw(st.integers(batches - 1, 2 * batches) if unit == "batches" else st.integers(0, 2))
+    part = draw(st.sampled_from([0.0, 0.5])) if unit == "extra_samples" else 0.0
+    return {"unit": unit, "bound": bound + part,
+            "at_bound": draw(st.sampled_from(["block", "drop", "down_weight", "interrupt"]))}  # fmt: skip
+
+
+@st.composite
+def _with_barrier(draw: st.DrawFn, loss: bool) -> dict[str, Any]:
+    """What no asynchronous schedule has."""
+    rollout = {"stealing": draw(st.booleans()), "over_issue": draw(st.sampled_from([0.0, 0.3]))}
+    return {"rollout": rollout}
+
+
+@st.composite
+def on_cores(draw: st.DrawFn, modes: tuple[str, ...] = MODES) -> Scenario:
+    """Small work for two cores that all workers share."""
+    name, mode = draw(st.sampled_from(["quickstart", "ppo-tiny"])), draw(st.sampled_from(modes))
+    prompts, samples = draw(st.sampled_from([4, 8])), draw(st.integers(2, 4))
+    train = {"data_parallel": draw(st.sampled_from([1, 2])), "zero_stage": draw(st.integers(0, 3))}
+    engine = {"pool": "all", "engines": draw(st.integers(1, 3)), "threads": 1}
+    changes = {
+        "num_steps": draw(st.integers(1, 3)),
+        "seed": draw(st.integers(0, 99)),
+        "algorithm": {"kl_coef": draw(st.sampled_from([0.0, 0.1]))},
+        "place": {"actor.train": train, "actor.generate": [engine]},
+        "workload": {"prompts_per_step": prompts, "samples_per_prompt": samples},
+        "rollout": {"max_num_seqs": draw(st.integers(1, 32)), "kv_bytes": draw(st.sampled_from([1.5e6, 64e6]))},
+        "update": {"minibatch_samples": prompts * samples // draw(st.sampled_from([1, 2]))},
+        "schedule": {"mode": mode, "scoring": draw(st.sampled_from(["batch", "sample"]))},
+        "checkpoint": {"every_steps": draw(st.sampled_from([None, 1, 2]))},
+    }
+    own = draw(_continuous(prompts * samples, samples)) if mode == "asynchronous" else {}
+    return changed(name, changes, own)

@@ -97,11 +97,26 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     if packing["padding"]:
         told = f"{percent(packing['padding'])} of the updates' tokens are padding"
         lines.append(f"micro-batches: {told}; the fullest rank has {percent(packing['imbalance'])} above the mean")
+    lines += fault_lines(summary)
     if summary["reward"]["first"] is not None:
         lines.append(f"reward: {summary['reward']['first']:.3f} → {summary['reward']['last']:.3f}")
     if summary["logprob_gap_max"] is not None:
         lines.append(f"largest engine–trainer log-prob gap: {summary['logprob_gap_max']:.2e}")
     return [*lines, f"run folder: {summary['run_dir']}"]
+
+
+def fault_lines(summary: dict[str, Any]) -> list[str]:
+    """What failed, and what that and the checkpoints cost."""
+    lines = []
+    if summary["faults"]:
+        tokens = summary["tokens"]["lost"]
+        lost = f"{len(summary['faults'])} faults: {seconds(summary['lost_s'])} and {tokens:,} response tokens lost"
+        lines.append(f"{lost}; {percent(summary['goodput'])} of the time made progress")
+    if summary["young_daly_s"] is not None:
+        held = f"checkpoints held the run up for {seconds(summary['checkpoint_s'])}"
+        every = f"failures come every {seconds(summary['mtbf_s'])}: save every {seconds(summary['young_daly_s'])}"
+        lines.append(f"{held}, {every} (Young, Daly)")
+    return lines
 
 
 def comparison_table(comparison: dict[str, Any]) -> Table:

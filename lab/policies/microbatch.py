@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 
 def deal(num_samples: int, num_ranks: int, together: int = 1) -> list[list[int]]:
     """Indices of the samples of each rank: rank r takes r, r + ranks, …"""
@@ -19,24 +21,33 @@ def minibatches(num_samples: int, minibatch_samples: int) -> list[list[int]]:
     return [list(range(i, i + minibatch_samples)) for i in range(0, num_samples, minibatch_samples)]
 
 
-def pack(lengths: Sequence[int], max_tokens: int, max_samples: int | None = None, together: int = 1) -> list[list[int]]:
+def pack(
+    lengths: Sequence[int], max_tokens: int, max_samples: int | None = None, together: int = 1
+) -> list[list[int]]:
     """Groups of samples of similar length whose padded size, samples × longest, stays within `max_tokens`.
 
     Longest first, so the first pass is the largest one. Every sample is in exactly one group; a sample (or a pair)
     that alone exceeds a limit is a group of its own.
     """
-    groups: list[list[int]] = []
-    longest = 0
-    for unit in _longest_first(lengths, together):
-        full = groups and (
-            (len(groups[-1]) + len(unit)) * longest > max_tokens
-            or (max_samples is not None and len(groups[-1]) + len(unit) > max_samples)
-        )
-        if not groups or full:
-            groups.append([])
-            longest = max(lengths[i] for i in unit)
-        groups[-1] += unit
-    return groups
+    order, longest = _longest_first(lengths, together)
+    return [
+        [i for unit in order[first:last] for i in range(unit * together, min((unit + 1) * together, len(lengths)))]
+        for first, last in parts(longest, max_tokens, max_samples, together)
+    ]
+
+
+def parts(
+    longest: Sequence[int], max_tokens: int, max_samples: int | None = None, together: int = 1
+) -> list[tuple[int, int]]:
+    """Where each group of `pack` begins and ends in units of `together` samples, the longest unit first; `longest` is
+    the longest sample of each."""
+    found, first = list[tuple[int, int]](), 0
+    while first < len(longest):
+        room = max_tokens // max(longest[first], 1)
+        size = max(min(room, room if max_samples is None else max_samples) // together, 1)
+        found.append((first, min(first + size, len(longest))))
+        first += size
+    return found
 
 
 def pack_tight(
@@ -49,7 +60,8 @@ def pack_tight(
     """
     groups: list[list[int]] = []
     room: list[int] = []
-    for unit in _longest_first(lengths, together):
+    for first in _longest_first(lengths, together)[0]:
+        unit = list(range(first * together, min((first + 1) * together, len(lengths))))
         size = sum(lengths[i] for i in unit)
         fits = (
             k
@@ -71,7 +83,10 @@ def imbalance(loads: Sequence[float]) -> float:
     return max(loads) / mean - 1.0 if mean else 0.0
 
 
-def _longest_first(lengths: Sequence[int], together: int) -> list[list[int]]:
-    """Samples that stay together, the ones with the longest sample first."""
-    units = [list(range(i, min(i + together, len(lengths)))) for i in range(0, len(lengths), together)]
-    return sorted(units, key=lambda unit: (-max(lengths[i] for i in unit), unit[0]))
+def _longest_first(lengths: Sequence[int], together: int) -> tuple[list[int], list[int]]:
+    """Units of samples that stay together, the ones with the longest sample first, and that length of each."""
+    if not len(lengths):
+        return [], []
+    most = np.maximum.reduceat(np.asarray(lengths), np.arange(0, len(lengths), together))
+    order = np.argsort(-most, kind="stable")
+    return order.tolist(), most[order].tolist()

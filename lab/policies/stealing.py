@@ -57,12 +57,3 @@ def _fair(waiting: int, thief_speed: float, victim_speed: float) -> int:
     """Units to take of `waiting` ones so that both end together, rounded to the nearest; 1 where that would be none."""
     share = thief_speed / (thief_speed + victim_speed)
     return min(max(round(waiting * share), 1), waiting)
-
-
-def after(queued: npt.NDArray[np.int64], moves: list[Steal]) -> npt.NDArray[np.int64]:
-    """The queues once the moves are made."""
-    left = queued.copy()
-    for move in moves:
-        left[move.victim] -= move.num
-        left[move.thief] += move.num
-    return left

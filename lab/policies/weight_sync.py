@@ -108,48 +108,28 @@ def in_flight(rule: Sync, running: Sequence[Running]) -> InFlight:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where somebody stands who has the weights, or wants them."""
+class Near:
+    """Who has the weights, or is fetching them, on one's machine, at one's site, or anywhere."""
 
-    site: str
-    machine: str
-    """empty: of no machine, as the storage of a site"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holder:
-    """Somebody who has the weights and gives them to others."""
-
-    place: Place
-    busy: bool = False
-    """gives them to somebody now; a store is never busy"""
+    num_holders: int
+    free: int | None = None
+    """the first of the holders that gives them to nobody now; a store gives them to many"""
+    num_fetching: int = 0
 
 
-def nearest(here: Place, holders: Sequence[Holder], fetching: Collection[Place]) -> int | None:
+def nearest(levels: Sequence[Near]) -> int | None:
     """Which holder one who wants the weights fetches them from; None: wait until somebody has them or is free.
 
-    A machine takes them from another machine once, and a site from another site once; whoever comes later waits for
-    those who are nearer. As every holder serves one at a time, their number doubles: ⌈log2(n + 1)⌉ rounds for n.
+    `levels`: from the nearest to the farthest. A machine takes them from another machine once, and a site from another
+    site once; whoever comes later waits for those who are nearer. As every holder serves one at a time, their number
+    doubles: ⌈log2(n + 1)⌉ rounds for n.
     """
-    for near in (_same_machine, _same_site, _anywhere):
-        found = [i for i, holder in enumerate(holders) if near(here, holder.place)]
-        if found:
-            return next((i for i in found if not holders[i].busy), None)
-        if any(near(here, place) for place in fetching):
+    for level in levels:
+        if level.num_holders:
+            return level.free
+        if level.num_fetching:
             return None
     return None
-
-
-def _same_machine(one: Place, other: Place) -> bool:
-    return one.site == other.site and one.machine == other.machine
-
-
-def _same_site(one: Place, other: Place) -> bool:
-    return one.site == other.site
-
-
-def _anywhere(one: Place, other: Place) -> bool:
-    return True
 
 
 SCALE_BYTES = 4.0 / 128

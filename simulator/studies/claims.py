@@ -28,7 +28,10 @@ from simulator.run import simulate
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 Verdict = Literal["holds", "does not hold", "partly", "cannot be judged"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "partly", "does not hold", "cannot be judged")
-JUDGES = ("schedules", "rollout", "devices", "training", "network", "scale", "scoring", "sampling")
+JUDGES = (
+    "schedules", "asynchronous", "rollout", "devices", "training", "parts", "network", "sites", "scoring", "scale", "sampling",
+    "faults",
+)  # fmt: skip
 """modules `claims_NAME` with a function for every claim of theirs"""
 
 

@@ -1,11 +1,11 @@
 """The parts of one published step: what is simulated of it, and closed forms for what is not placed there.
 
-    rollout       simulated on all engines; where there is none, every rank generates batches in lock-step
-    log-probs     forward passes of one rank, over the samples it is dealt, and the pipeline's bubble
-    update        simulated on the trainer, and on the critic's
-    weight sync   simulated, and what gathers sharded weights before it
-    switch        devices used in turn: the engine asleep and awake, the trainer's states to the host and back
-    step          their sum; with overlap the longer of the rollout and of everything else
+rollout       simulated on all engines; where there is none, every rank generates batches in lock-step
+log-probs     forward passes of one rank, over the samples it is dealt, and the pipeline's bubble
+update        simulated on the trainer, and on the critic's
+weight sync   simulated, and what gathers sharded weights before it
+switch        devices used in turn: the engine asleep and awake, the trainer's states to the host and back
+step          their sum; with overlap the longer of the rollout and of everything else
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from profiles.moves import SYNC_TENSOR_S, host_copy_seconds, num_tensors
 from profiles.profile import Profile, datasheet, find
 from profiles.roofline import LAYER_PASS_S
 from simulator.run import simulate
-from simulator.studies.published_scenario import Run, serving, spec_of, training
-
+from simulator.studies.published_scenario import Run, scenario_lengths, serving, spec_of, training
 
 FRAMEWORK_ROLLOUT = 1.25
 """time of a rollout inside a training framework over that of its engines alone: requests and outputs through Ray, log-probs
@@ -69,7 +68,11 @@ def parts(run: Run) -> Parts:
         values = scoring_seconds(critic, CostModel(critic, profiles), run.critic_tokens, "critic")
         update_critic = stage_seconds(simulate(critic, profiles), "update_critic")
     update_actor, together = stage_seconds(trained, "update_actor"), max if run.critic_apart else _sum
-    sync = _reshard_seconds(trained) + exporting_seconds(trainer, costs) + (stage_seconds(served, "weight_sync") if served else 0.0)
+    sync = (
+        _reshard_seconds(trained)
+        + exporting_seconds(trainer, costs)
+        + (stage_seconds(served, "weight_sync") if served else 0.0)
+    )
     return Parts(
         rollout=rollout_seconds(run, served) if served else generating_seconds(run, trainer, costs),
         experience=together(run.scored * actor, values, actor if run.scorers else 0.0) + reward_seconds(run),
@@ -115,18 +118,13 @@ def rollout_seconds(run: Run, timeline: Timeline) -> float:
 def scoring_seconds(scenario: Scenario, costs: CostModel, tokens: int, role: str = "actor") -> float:
     """Forward passes of `tokens` tokens over the samples of a role's first rank."""
     team = scenario.team(role, "train")
-    lengths = _first_rank(scenario, len(team))
+    all_lengths = scenario_lengths(scenario)
+    lengths = [all_lengths[i] for i in deal(len(all_lengths), len(team))[0]]
     spec, stage = scenario.spec(role), scenario.train(role).zero_stage
     groups = pack(lengths, tokens)
     passes = [pass_quantities(spec, role, len(group), lengths[group[0]], stage) for group in groups]
     busy = sum(costs.op(team[0], "logprob", quantities).seconds for quantities in passes)
     return busy * (1 + (team[0].parallelism.pipeline - 1) / len(groups))
-
-
-def _first_rank(scenario: Scenario, ranks: int) -> list[int]:
-    work = scenario.workload
-    lengths = (work.prompt_lengths(0, 0)[:, None] + work.response_lengths(0, 0)).ravel()
-    return [int(lengths[i]) for i in deal(len(lengths), ranks)[0]]
 
 
 def generating_seconds(run: Run, scenario: Scenario, costs: CostModel) -> float:
@@ -162,4 +160,3 @@ def exporting_seconds(scenario: Scenario, costs: CostModel) -> float:
 def _reshard_seconds(timeline: Timeline) -> float:
     spans = [span for span in timeline.spans if span.op == "reshard"]
     return max((span.end_s - span.start_s for span in spans), default=0.0)
-

@@ -132,7 +132,8 @@ def serving(run: Run) -> Scenario:
 def training(run: Run, role: str = "actor") -> Scenario:
     """One update of the run on its trainer; its engines stand beside it.
 
-    All samples are as long as the mean, which is as near to packed ones as equal rows come. A pipeline is paced by its fullest stage: where stages differ by a layer, all get as many as that one.
+    All samples are as long as the mean, which is as near to packed ones as equal rows come. A pipeline is paced by its
+    fullest stage: where stages differ by a layer, all get as many as that one.
     """
     own = run.critic_trainer if role == "critic" and run.critic_trainer else run.trainer
     nodes = [_node("train", run, spread_over(own)), _node("serve", run, run.serving), _node("spare", run, 1)]
@@ -153,7 +154,10 @@ def training(run: Run, role: str = "actor") -> Scenario:
 def _scenario(
     run: Run, arch: Any, nodes: list[dict[str, Any]], place: dict[str, Any], changes: dict[str, Any], role: str = "actor"
 ) -> Scenario:
-    critic = role == "critic" or run.samples == 1
+    critic = role == "critic" or run.samples == 1  # without one there would be nothing to compare a lone sample with
+    spare: dict[str, Any] = {"reward.score": {"pool": "serve", "kind": "function", "function": "task"}}
+    if critic:
+        spare["critic.train"] = {"pool": "spare"}
     record: dict[str, Any] = {
         "name": "published",
         "cluster": {"sites": [{"nodes": nodes, "fabric": {"link": run.fabric}}]},
@@ -161,7 +165,7 @@ def _scenario(
         "algorithm": {"name": "ppo" if critic else "grpo", "kl_coef": 0},
         "pools": {node["name"]: node["name"] for node in nodes},
         "sharing": {node["name"]: {"how": "resident"} for node in nodes},
-        "place": ({"critic.train": {"pool": "spare"}} if critic else {}) | place | {"reward.score": {"pool": "serve", "kind": "function", "function": "task"}},
+        "place": spare | place,
         "workload": {
             "prompts_per_step": run.prompts, "samples_per_prompt": run.samples,
             "prompt_tokens": {"dist": "fixed", "value": run.prompt},
@@ -192,6 +196,13 @@ def _even(run: Run) -> Any:
         return run.arch
     layers = -(-spec.layers // stages) * stages
     return spec.model_dump(mode="json", exclude_none=True) | {"layers": layers}
+
+
+def scenario_lengths(scenario: Scenario) -> list[int]:
+    """Tokens of every sample of the one step, prompt and response."""
+    seed, work = scenario.seed, scenario.workload
+    lengths = work.prompt_lengths(seed, 0)[:, None] + work.response_lengths(seed, 0)
+    return [int(n) for n in lengths.ravel()]
 
 
 def kv_bytes(run: Run) -> str:

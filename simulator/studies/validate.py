@@ -50,7 +50,12 @@ SETS: Mapping[str, Study] = {
     "silicon-moe": Study(place="simulator.studies.silicon:moe", split=True),
     "memory": Study(place="simulator.studies.memory:published_memory", files=("published_cases.csv",)),
     "this-machine": Study(place="simulator.studies.this_machine:this_machine"),
-    "published-training": Study(place="simulator.studies.published:published_training", files=("published_cases.csv",)),
+    "published-training": Study(
+        place="simulator.studies.published:published_training", files=("published_cases.csv",), split=True
+    ),
+    "published-steps": Study(
+        place="simulator.studies.published_steps:published_steps", files=("published_cases.csv",), split=True
+    ),
     "verl-logs": Study(place="simulator.studies.verl:verl_logs", files=("verl_log_steps.csv",)),
 }
 

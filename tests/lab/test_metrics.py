@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.goodput import daly
 from lab.metrics import busy, exposed, num_steady, publications, publishing, step_times, summarise
 from lab.timeline import Header, Lane, Span, Timeline
 from tests.strategies import play, scenario, timelines
@@ -31,6 +32,13 @@ KEYS = [
     "samples",
     "samples_per_s",
     "response_tokens_per_s",
+    "goodput",
+    "lost_s",
+    "checkpoint_s",
+    "mtbf_s",
+    "young_daly_s",
+    "faults",
+    "storage",
     "lag",
     "packing",
     "preemptions",
@@ -195,9 +203,22 @@ def test_lag_is_zero_when_synchronous_and_one_behind_when_a_rollout_runs_ahead()
 
 def test_counts_come_from_the_rollouts() -> None:
     summary = summarise(play(scenario("ppo-7b-16gpu", num_steps=3), unit))
-    assert summary["tokens"] == {"prompt": 2 * 3 * 96, "response": 2 * 3 * 200, "recomputed": None, "wasted": 0}
+    counted = {"prompt": 2 * 3 * 96, "response": 2 * 3 * 200, "recomputed": None, "wasted": 0, "lost": 0}
+    assert summary["tokens"] == counted
     assert summary["preemptions"] == 2 * 3
     assert summary["response_tokens_per_s"] == 1200 / summary["makespan_s"]
+
+
+def test_goodput_leaves_out_what_was_lost_and_what_a_checkpoint_holds_up() -> None:
+    """Every stage takes one second, also the two checkpoints, of which one runs beside the next rollout."""
+    timeline = play(scenario(num_steps=4), lambda stage, step, worker: float(worker != "dispatch"))
+    summary = summarise(timeline)
+    assert summary["checkpoint_s"] == pytest.approx(1.0) and summary["young_daly_s"] is None
+    assert summary["goodput"] == pytest.approx(1 - 1 / summary["makespan_s"])
+    failed = msgspec.structs.replace(timeline.header, lost_s=summary["makespan_s"] / 2, mtbf_s=50.0)
+    lossy = summarise(msgspec.structs.replace(timeline, header=failed))
+    assert lossy["goodput"] == pytest.approx(summary["goodput"] - 0.5)
+    assert lossy["young_daly_s"] == pytest.approx(daly(0.5, 50.0))
 
 
 def test_the_bottleneck_is_the_stage_that_lasts() -> None:

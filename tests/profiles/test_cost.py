@@ -10,6 +10,7 @@ from lab.load import load, parse
 from lab.scenario import Scenario
 from profiles.cost import CostModel
 from profiles.layout import LINK_EFFICIENCY
+from profiles.moves import HOST_LINK_EFFICIENCY
 from profiles.profile import OpProfile, Profile, Range, datasheet
 
 BIG = Path("scenarios/ppo-7b-16gpu.yaml").read_text()
@@ -40,9 +41,10 @@ def test_a_ring_moves_its_closed_form_of_bytes() -> None:
 
 def test_recomputation_adds_a_forward_pass() -> None:
     forward = seconds(BIG, ("critic", "train"), "forward", PASS)
-    assert seconds(BIG, ("critic", "train"), "backward", PASS) == pytest.approx(3 * forward)
+    inside = BIG.replace(", offload: optimizer", "")
+    assert seconds(inside, ("critic", "train"), "backward", PASS) == pytest.approx(3 * forward)
     assert seconds(
-        BIG.replace("recompute: full", "recompute: none"), ("critic", "train"), "backward", PASS
+        inside.replace("recompute: full", "recompute: none"), ("critic", "train"), "backward", PASS
     ) == pytest.approx(2 * forward)
 
 
@@ -52,6 +54,14 @@ def test_a_compute_bound_pass_scales_with_its_flops_and_with_tensor_parallelism(
         return seconds(BIG, ("critic", "train"), "forward", PASS | {"linear_flops": work, "attention_flops": 0})
 
     assert of(factor * flops) - of(flops) == pytest.approx((factor - 1) * flops / (312e12 * 0.45), rel=1e-6)
+
+
+def test_gradients_of_an_offloaded_optimizer_cross_to_the_host_and_back_with_every_micro_batch() -> None:
+    """The sum so far comes down to the device and goes up again: 2 bytes for each of the critic's parameters, both ways."""
+    inside = seconds(BIG.replace(", offload: optimizer", ""), ("critic", "train"), "backward", PASS)
+    moved = 2 * 2.0 * parse(BIG).trainable_parameters("critic")
+    crossing = moved / (32e9 * HOST_LINK_EFFICIENCY)
+    assert seconds(BIG, ("critic", "train"), "backward", PASS) - inside == pytest.approx(crossing, rel=1e-3)
 
 
 def test_offloading_the_optimizer_costs_time_on_the_host() -> None:

@@ -10,6 +10,7 @@ from lab.scenario import Scenario
 from profiles.cost import CostModel
 from profiles.layout import Layout
 from profiles.profile import datasheet
+from profiles.roofline import PASS_S
 
 BIG = load("scenarios/ppo-7b-16gpu.yaml")
 SHEET = {"a100-80g-sxm": datasheet("a100-80g-sxm")}
@@ -60,7 +61,8 @@ def test_a_pipeline_hands_its_activations_on() -> None:
     free = PASS | {"linear_flops": 0.0, "attention_flops": 0.0}
     row = 16384 * scenario.spec("actor").hidden * 2
     hop = layout.intra("train[0]").latency + row / layout.intra("train[0]").bandwidth
-    assert cost(scenario, "forward", free) == pytest.approx(cost(made(), "forward", free) / 2 + hop)
+    layers = cost(made(), "forward", free) - PASS_S["gpu"]
+    assert cost(scenario, "forward", free) == pytest.approx(layers / 2 + PASS_S["gpu"] + hop)
 
 
 def test_experts_shared_by_ranks_move_tokens_and_hold_fewer_parameters() -> None:
@@ -78,8 +80,8 @@ def test_experts_shared_by_ranks_move_tokens_and_hold_fewer_parameters() -> None
 
 def test_a_small_pass_takes_as_long_as_launching_its_kernels() -> None:
     few = PASS | {"tokens": 64.0, "linear_flops": 1e12, "attention_flops": 1e10}
-    assert cost(made(), "forward", few) == pytest.approx(28 * 1.5e-3)
-    assert cost(made(), "backward", few) == pytest.approx(2 * 28 * 1.5e-3), "layers are launched again to recompute"
+    assert cost(made(), "forward", few) == pytest.approx(28 * 1.5e-3 + PASS_S["gpu"])
+    assert cost(made(), "backward", few) == pytest.approx(2 * (28 * 1.5e-3 + PASS_S["gpu"])), "layers are launched again to recompute"
 
 
 def test_products_with_routed_experts_run_at_a_rate_of_their_own() -> None:

@@ -105,6 +105,43 @@ def test_the_default_start_is_what_an_engine_takes() -> None:
     assert starts and starts[0].end_s - starts[0].start_s > 30.0
 
 
+def unbarred(**scale: Any) -> Scenario:
+    """The trainer waits for the engines, which start anew whatever they may."""
+    made = chosen(96, num_steps=6, **scale)
+    schedule = {"mode": "asynchronous", "staleness": {"bound": 2, "at_bound": "block"}}
+    return made.replace({"schedule": schedule})
+
+
+def test_without_a_barrier_engines_come_as_long_as_more_could_be_issued() -> None:
+    one, grows, four = (play(unbarred(min=least, max=most)) for least, most in ((1, 1), (1, 4), (4, 4)))
+
+    def end(timeline: Timeline) -> float:
+        return max(span.end_s for span in spans(timeline, "update_actor"))
+
+    assert end(four) < end(grows) < end(one)
+    starts = spans(grows, "setup")
+    assert starts
+    for setup in starts:
+        mine = [span for span in spans(grows, "rollout") if span.worker == setup.worker]
+        assert all(span.start_s >= setup.end_s - 1e-9 or span.end_s <= setup.start_s + 1e-9 for span in mine)
+    begun = {span.worker for span in spans(grows, "rollout") if span.start_s < 1.0}
+    assert begun == {"actor.generate[0]"}
+    for timeline in (one, grows, four):
+        assert timeline.header.samples["trained"] == 6 * 96
+        counts = timeline.header.samples
+        assert counts["issued"] == sum(number for fate, number in counts.items() if fate != "issued")
+
+
+def test_without_a_barrier_engines_go_when_the_trainer_is_slow() -> None:
+    """Short responses: one engine keeps up, and the others are stopped once they have been tried."""
+    made = unbarred(min=1, max=4, hold="2 s", drain="6 s")
+    short = made.workload.model_dump(mode="json") | {"response_tokens": {"dist": "fixed", "value": 24}}
+    timeline = play(made.replace({"workload": short, "num_steps": 8}))
+    least = [record for record in decisions(timeline) if record["target"] < record["ready"] + record["starting"]]
+    assert timeline.header.samples["trained"] == 8 * 96
+    assert all(record["why"] == "idle" for record in least)
+
+
 def scored(replicas: int, **scale: Any) -> Scenario:
     made = chosen(96)
     data = made.model_dump(mode="json", by_alias=True)
@@ -135,6 +172,15 @@ def test_scorers_that_come_up_shorten_the_scoring_of_a_burst() -> None:
         ({"scaling": {"actor.generate": {"max": 5}}}, "4 are placed"),
         ({"scaling": {"reward.score": {}}}, "scored at once"),
         ({"scaling": {"actor.generate": {}}, "evaluate": {"every_steps": 1}}, "takes all engines"),
+        ({"schedule": {"mode": "asynchronous"}, "rollout": {"stealing": True}}, "when it has room"),
+        ({"schedule": {"mode": "asynchronous"}, "rollout": {"over_issue": 0.5}}, "when it has room"),
+        (
+            {
+                "scaling": {"actor.generate": {}},
+                "faults": [{"kind": "worker_lost", "at": 1.0, "target": "actor.generate[0]"}],
+            },
+            "not replaced",
+        ),
     ],
 )
 def test_what_cannot_be_scaled_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -183,3 +183,21 @@ def test_samples_that_leave_with_their_rewards_are_not_sent_before() -> None:
     place = scenario(None).place.model_dump(mode="json", by_alias=True) | {"reward.score": {"pool": "edge"}}
     with pytest.raises(ValidationError, match="leave with their reward"):
         scenario({"prefetch": True}, True, place=place)
+
+
+@pytest.mark.parametrize("scoring", ["batch", "sample"])
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("pool", ["scores", "edge"])
+def test_without_a_barrier_a_batch_is_made_of_what_has_arrived(scoring: str, away: bool, pool: str) -> None:
+    place = scenario(None).place.model_dump(mode="json", by_alias=True)
+    place |= {"reference.score": {"pool": pool}, "reward.score": {"pool": pool}}
+    schedule = {"mode": "asynchronous", "scoring": scoring, "staleness": {"bound": 1}}
+    same = {"schedule": schedule, "num_steps": 3, "place": place}
+    plain, sent = (simulate(scenario(said, away, **same), SHEETS) for said in (None, {"logprobs": "full"}))
+    trained = [next(s for s in t.stages() if s.stage == "advantage" and s.step == 0).start_s for t in (plain, sent)]
+    least = 64 * 256 * 4 * 152064 / (0.8 * (1e8 if away else 25e9))
+    assert trained[1] > trained[0] + 0.5 * least
+    for timeline in (plain, sent):
+        samples = timeline.header.samples
+        assert samples["trained"] == 3 * 64
+        assert samples["issued"] == sum(number for fate, number in samples.items() if fate != "issued")

@@ -145,3 +145,47 @@ def test_a_scenario_starts_copies_where_its_placement_asks_for_them() -> None:
         table = CostModel(chosen, {"a100-80g-sxm": datasheet("a100-80g-sxm")}).engine_table(worker)
         kinds.append(type(start_engine(chosen, worker, table, of_step(chosen, 0, [0, 1]))))
     assert kinds == [Engine, LockStep]
+
+
+@given(loads(), settings(async_scheduling=False), tables(), COPIES, st.floats(0.001, 0.3))
+def test_looking_ahead_and_stopping_in_time_change_nothing(
+    requests: Requests, chosen: Settings, table: EngineTable, number: int, until: float
+) -> None:
+    free, stopping = (LockStep(chosen, table, None, number) for _ in range(2))
+    for engine in (free, stopping):
+        engine.add(requests)
+    whole, cut = list(free.pieces()), list[Piece]()
+    while stopping.busy:
+        iterations, seconds = stopping.ahead(until)
+        cut.append(stopping.turn(until))
+        if iterations:
+            assert (iterations, pytest.approx(seconds)) == (cut[-1].iterations, cut[-1].seconds)
+            assert iterations == 1 or seconds * (iterations - 1) / iterations < until * 2
+    assert sum(piece.seconds for piece in cut) == pytest.approx(sum(piece.seconds for piece in whole), rel=1e-9)
+    assert sorted(i for piece in cut for i in piece.ended) == list(range(len(requests)))
+    assert sum(piece.iterations for piece in cut) == sum(piece.iterations for piece in whole)
+
+
+@given(loads(), settings(), COPIES, st.integers(0, 6), st.integers(0, 30))
+def test_copies_take_more_requests_and_let_them_go(
+    requests: Requests, chosen: Settings, number: int, turns: int, taken: int
+) -> None:
+    half = len(requests) // 2
+    parts = [
+        Requests(prompt=requests.prompt[part], response=requests.response[part])
+        for part in (slice(0, half), slice(half, None))
+    ]
+    engine, done = LockStep(chosen, CONSTANT, parts[0], number), list[int]()
+    engine.arrive(range(half))
+    for _ in range(turns):
+        done += engine.turn().ended if engine.busy else ()
+    assert engine.add(parts[1]) == range(half, len(requests))
+    waiting = engine.num_waiting
+    gone = engine.withdraw(taken)
+    assert len(gone) <= min(taken, waiting) and engine.num_waiting == waiting - len(gone)
+    running = [request for request, _, _ in engine.running()][:3]
+    engine.abort(running)
+    assert not {*running} & {request for request, _, _ in engine.running()}
+    done += [i for piece in engine.pieces() for i in piece.ended]
+    assert sorted([*done, *gone, *running]) == list(range(len(requests)))
+    assert engine.free_blocks == number * (chosen.num_blocks - 1) and not engine.num_running

@@ -13,7 +13,8 @@ from lab.wiring import build
 from profiles.cost import CostModel
 from profiles.profile import datasheet
 from simulator.run import simulate
-from simulator.transfers import tensors_s
+from simulator.traffic import direct
+from simulator.transfers import gathered, tensors_s
 from simulator.world import Process, World
 
 BIG = load("scenarios/ppo-7b-16gpu.yaml").model_dump(mode="json", by_alias=True)
@@ -275,3 +276,56 @@ def test_nobody_waits_for_an_engine_that_is_gone() -> None:
 def test_what_has_no_meaning_is_refused(sync: dict[str, Any], key: str) -> None:
     with pytest.raises(ValidationError, match=key):
         scenario(1, 1, sync)
+
+
+def test_resharding_takes_its_closed_form_alone_and_longer_beside_other_traffic() -> None:
+    place = scenario(1, 1, {}).place.model_dump(mode="json", by_alias=True)
+    nodes = [node("train", 1, 8), node("more", 2, 1), node("serve", 1, 1)]
+    place |= {"actor.train": {"pool": "train", "data_parallel": 2, "zero_stage": 3}}
+    chosen = scenario(
+        1, 1, {}, num_steps=1, cluster={"sites": [{"nodes": nodes, "fabric": {"link": "ib-hdr200"}}]},
+        pools={
+            "train": "more[0:2]", "critic": "train[0:2]", "reference": "train[6]", "reward": "train[7]", "rollout": "serve[0]"
+        },
+        place=place,
+    )  # fmt: skip
+    (one, *_) = syncs(simulate(chosen, SHEETS), "actor.train", "reshard")
+    assert one.seconds == pytest.approx(SIZE / 2 / PORT, rel=1e-3), "half of the weights cross the ports"
+    world = World(chosen, build(chosen), CostModel(chosen, SHEETS))
+    sender = chosen.team("actor", "train")[0]
+    topology = world.network.topology
+    world.env.process(world.network.send_all(direct(topology, "more[0]", "more[1]", 100 * SIZE)))
+    world.env.run(world.env.process(world.network.send_all(gathered(world, sender, SIZE, one.seconds))))
+    assert world.now == pytest.approx(2 * one.seconds, rel=1e-2)
+
+
+def test_a_store_of_another_site_is_read_over_the_connection() -> None:
+    sync = {"trigger": "event", "transport": "store", "topology": "flat"}
+    reads = syncs(simulate(far(sync, steps=1), SHEETS), op="transfer")
+    far_away = [span.seconds for span in reads if span.worker[-2] in "23"]
+    assert far_away == pytest.approx([2 * SIZE / 0.8e9] * 2, rel=1e-2), "two engines share it"
+    near = [span.seconds for span in reads if span.worker[-2] in "01"]
+    assert near == pytest.approx([2 * SIZE / 1e9] * 2, rel=1e-2), "and so do two at their machine's mount"
+
+
+def cluster_with(storage: dict[str, Any]) -> dict[str, Any]:
+    return {"sites": [{"nodes": [node("train", 1, 8), node("serve", 1, 1)], "storage": storage}]}
+
+
+@pytest.mark.parametrize(
+    ("sync", "changes", "problem"),
+    [
+        ({"trigger": "event", "transport": "store"}, {"cluster": cluster_with({"tier": "nvme"})}, "lies in each machine"),
+        ({"payload": "delta", "delta_share": 0.1}, {"dtype": "int8"}, "cannot be added"),
+        ({"payload": "delta", "delta_share": 0.1}, {"lora": {"rank": 8}}, "adapters"),
+        ({"trigger": "event", "barrier_timeout": 5}, {"schedule": {"mode": "asynchronous"}}, "do not wait"),
+    ],
+)
+def test_what_a_scenario_cannot_do_is_refused(sync: dict[str, Any], changes: dict[str, Any], problem: str) -> None:
+    if "dtype" in changes:
+        place = scenario(1, 1, {}).place.model_dump(mode="json", by_alias=True)
+        changes = {"place": place | {"actor.generate": [{"pool": "rollout", "dtype": changes["dtype"]}]}}
+    if "lora" in changes:
+        changes = {"models": BIG["models"] | {"actor": BIG["models"]["actor"] | changes}}
+    with pytest.raises(ValidationError, match=problem):
+        scenario(1, 1, sync, **changes)

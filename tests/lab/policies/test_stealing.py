@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.policies.stealing import Queues, after, steals
+from lab.policies.stealing import Queues, Steal, steals
 
 
 @st.composite
@@ -18,6 +18,15 @@ def queues(draw: st.DrawFn) -> Queues:
         speed=np.array(column(st.integers(1, 4)), float),
         least=draw(st.integers(1, 3)),
     )
+
+
+def after(queued: np.ndarray, moves: list[Steal]) -> np.ndarray:
+    """The queues once the moves are made."""
+    left = queued.copy()
+    for move in moves:
+        left[move.victim] -= move.num
+        left[move.thief] += move.num
+    return left
 
 
 @given(queues())

@@ -1,13 +1,14 @@
 import math
 from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.policies.weight_sync import (
-    Holder,
-    Place,
+    Near,
     Running,
     Seen,
     Sync,
@@ -26,7 +27,23 @@ running = st.lists(st.tuples(st.integers(1, 500), st.integers(0, 4000)), max_siz
 )
 
 
-places = st.builds(Place, site=st.sampled_from("ab"), machine=st.sampled_from(["0", "1", "2"]))
+class Place(NamedTuple):
+    site: str
+    machine: str
+
+
+LEVELS: tuple[Callable[[Place], object], ...] = (lambda p: p, lambda p: p.site, lambda p: None)
+places = st.builds(Place, site=st.sampled_from("ab"), machine=st.sampled_from("012"))
+
+
+def levels(here: Place, have: list[Place], busy: set[int], fetching: list[Place]) -> list[Near]:
+    found = []
+    for level in LEVELS:
+        holders = [i for i, place in enumerate(have) if level(place) == level(here)]
+        free = next((i for i in holders if i not in busy), None)
+        num_fetching = sum(level(place) == level(here) for place in fetching)
+        found.append(Near(num_holders=len(holders), free=free, num_fetching=num_fetching))
+    return found
 
 
 def rounds(start: Place, wanting: list[Place]) -> list[list[tuple[Place, Place]]]:
@@ -35,7 +52,7 @@ def rounds(start: Place, wanting: list[Place]) -> list[list[tuple[Place, Place]]
     while wanting:
         busy, fetching, sends = set[int](), list[Place](), list[tuple[Place, Place]]()
         for one in wanting:
-            source = nearest(one, [Holder(place=p, busy=i in busy) for i, p in enumerate(have)], fetching)
+            source = nearest(levels(one, have, busy, fetching))
             if source is not None:
                 busy.add(source)
                 fetching.append(one)

@@ -1,0 +1,86 @@
+"""Whole simulations with the world that they leave behind, for laws that look behind the timeline."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from lab.scenario import Scenario
+from lab.timeline import Span, Timeline
+from lab.wiring import build
+from profiles.cost import CostModel
+from profiles.profile import Profile, datasheet
+from simulator import run
+from simulator.ledger import INDEX, STEP
+from simulator.world import World
+
+SHEETS = {device: datasheet(device) for device in ("cpu-core", "a100-80g-sxm", "l40s")}
+FATES = ("trained", "dropped", "aborted", "lost", "buffered", "in_flight")
+SLACK = 1e-9
+"""relative to the length of a run"""
+
+
+@dataclass(frozen=True)
+class Played:
+    """A simulation that has ended."""
+
+    scenario: Scenario
+    world: World
+    timeline: Timeline
+
+    def stages(self, *names: str) -> list[Span]:
+        return [span for span in self.timeline.stages() if span.stage in names]
+
+    @property
+    def makespan(self) -> float:
+        return max(span.end_s for span in self.timeline.stages())
+
+    @property
+    def samples(self) -> dict[str, int]:
+        return self.timeline.header.samples
+
+
+def fresh(scenario: Scenario, profiles: dict[str, Profile] | None = None) -> World:
+    return World(scenario, build(scenario), CostModel(scenario, profiles or SHEETS))
+
+
+def play(scenario: Scenario, profiles: dict[str, Profile] | None = None) -> Played:
+    """What `simulate` does; the world is kept."""
+    world = fresh(scenario, profiles)
+    run._play(world)
+    return Played(scenario, world, Timeline.of(run._header(world, 0.0), world.spans))
+
+
+def until(scenario: Scenario, seconds: float) -> World:
+    """A simulation without faults, stopped in the middle."""
+    world = fresh(scenario)
+    run._start(world)
+    world.env.run(until=seconds)
+    return world
+
+
+def overlaps(spans: Iterable[Span], slack: float) -> list[tuple[str, str]]:
+    """Pairs of neighbours on one resource that are there at the same time."""
+    by_resource: dict[str, list[Span]] = {}
+    for span in spans:
+        by_resource.setdefault(span.resource, []).append(span)
+    found = []
+    for own in by_resource.values():
+        own.sort(key=lambda span: (span.start_s, span.end_s))
+        found += [(a.span_id, b.span_id) for a, b in pairwise(own) if a.end_s > b.start_s + slack]
+    return found
+
+
+def drawn_for(world: World, step: int) -> list[tuple[int, int]]:
+    """What a batch is of: step and place in it that each sample was drawn for."""
+    numbers = world.ledger.batches[step]
+    return list(zip(*(world.ledger.column(column)[numbers].tolist() for column in (STEP, INDEX)), strict=True))
+
+
+def num_batches(played: Played) -> int:
+    return played.world.dataflow.num_steps
+
+
+def batches(world: World) -> list[np.ndarray]:
+    return [world.ledger.batches[step] for step in sorted(world.ledger.batches)]
