@@ -234,6 +234,10 @@ def _slices(scenario: Scenario, pool: str, sharing: Sharing) -> None:
             raise Incoherent(f"{key}.slices", f"no model is placed on this pool as {work}", "remove it")
     if len({sharing.slice_of(work) for work in placed}) == 1:
         raise Incoherent(f"{key}.how", "all works of this pool are in one slice", "set it to resident")
+    scored = [work for work in placed if work.endswith(".score")]
+    if scored and scenario.schedule.scoring == "sample" and scenario.schedule.mode == "asynchronous":
+        problem = f"{scored[0]} takes turns on pool {pool}, and samples come to it at all times"
+        raise Incoherent("schedule.scoring", problem, "set it to batch, or give it devices of its own")
     generated = "actor.generate" in placed
     if sharing.switch == "sleep" and sharing.slice_of("actor.generate") != "actor.generate":
         problem = "only engines can sleep, and none has a slice of its own here"

@@ -35,6 +35,8 @@ class Node:
 
     key: str = ""
     """the name of a node whose stage has several"""
+    trailing: bool = False
+    """it works beside the stage before it on nobody's time; its spans are of what is left to do when that has ended"""
     leaves: tuple[str, ...] = ()
     """of a switch: the workers that give way; the others take their turn"""
 
@@ -180,6 +182,7 @@ def _ordered(dataflow: Dataflow, spans: list[Span], slack: float) -> Iterator[st
         key = (span.node, span.step)
         starts[key] = min(span.start_s, starts.get(key, span.start_s))
         ends[key] = max(span.end_s, ends.get(key, span.end_s))
+    again = {(span.node, span.step) for span in spans if "~" in span.span_id}  # a stage before them may have seen the first
     for (stage, step), start in starts.items():
         if stage not in dataflow.nodes or dataflow.nodes[stage].continuous:
             continue
@@ -188,10 +191,11 @@ def _ordered(dataflow: Dataflow, spans: list[Span], slack: float) -> Iterator[st
                 continue
             if needed not in ends:
                 yield f"{stage} of step {step} ran without {needed[0]} of step {needed[1]}"
-            elif ends[needed] > start + slack:
+            elif ends[needed] > start + slack and (needed[1] <= step or needed not in again):
                 yield f"{stage} of step {step} started before {needed[0]} of step {needed[1]} ended"
         for source in dataflow.streams(stage, step):
-            if source not in starts or starts[source] > start + slack or ends[source] > ends[stage, step] + slack:
+            late = source in starts and starts[source] > start + slack and not dataflow.nodes[source[0]].trailing
+            if source not in starts or late or ends[source] > ends[stage, step] + slack:
                 yield f"{stage} of step {step} is not beside and after {source[0]} of step {source[1]}"
 
 

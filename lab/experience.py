@@ -38,7 +38,9 @@ class Experience(Record):
     )
     top_k: int | None = Field(default=None, ge=1, le=10**5, description="k, for `logprobs: top_k`")
     batch_samples: int | None = Field(
-        default=None, ge=1, description="samples of one message, at most; null: all that wait when the connection is free"
+        default=None,
+        ge=1,
+        description="samples of one message, at most; null: all that wait when the connection is free",
     )
     prefetch: bool = Field(
         default=False, description="samples are sent as soon as they are generated, instead of all after the rollout"
@@ -75,7 +77,7 @@ def source(scenario: Scenario, stage: str) -> str:
 
 
 def edges(scenario: Scenario, stages: list[str], ahead: int) -> Iterator[Edge]:
-    """Around the stage that sends samples; an engine hands its samples over before it is given new prompts."""
+    """Around the stage that sends samples; an engine hands its samples over before it is given new prompts or weights."""
     if "transfer" not in stages or scenario.experience is None:
         return
     prefetch = scenario.experience.prefetch
@@ -84,6 +86,8 @@ def edges(scenario: Scenario, stages: list[str], ahead: int) -> Iterator[Edge]:
         yield Edge(source=stage, target="transfer", unit="sample", capacity=1 + ahead)
     yield Edge(source="transfer", target="advantage", unit="sample", capacity=1 + ahead)
     yield Edge(source="transfer", target="rollout", unit="order", lag=1)
+    if ahead:
+        yield Edge(source="transfer", target="weight_sync", unit="order", lag=-ahead)
 
 
 def contradictions(scenario: Scenario) -> Iterator[tuple[str, str, str]]:

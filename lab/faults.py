@@ -34,7 +34,9 @@ LASTING = ("straggler", "link_degraded", "preempted")
 class Keep(Record):
     """Which checkpoints stay in storage; the others are deleted once a newer one is complete."""
 
-    latest: int = Field(default=1, ge=0, description="so many of the last ones", json_schema_extra={"effect": "storage"})
+    latest: int = Field(
+        default=1, ge=0, description="so many of the last ones", json_schema_extra={"effect": "storage"}
+    )
     best: int = Field(
         default=0,
         ge=0,
@@ -108,7 +110,9 @@ class Fault(Record):
     @model_validator(mode="after")
     def _sound(self) -> Fault:
         if (self.at is None) == (self.mtbf is None):
-            raise WrongValue(path=("at",), problem="exactly one of `at` and `mtbf` is needed", remedy="write `at: 120 s`")
+            raise WrongValue(
+                path=("at",), problem="exactly one of `at` and `mtbf` is needed", remedy="write `at: 120 s`"
+            )
         if self.recovery is not None and self.recovery not in RECOVERIES[self.kind]:
             fits = " or ".join(RECOVERIES[self.kind])
             remedy = f"use {fits}" if fits else "remove it"

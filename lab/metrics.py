@@ -179,7 +179,8 @@ def _throughput(timeline: Timeline, makespan: float) -> dict[str, Any]:
 def _goodput(timeline: Timeline, makespan: float) -> dict[str, Any]:
     """Share of the makespan that made progress: not lost to faults, nor spent while nothing but a checkpoint went on.
 
-    The checkpoint interval that Daly's formula chooses goes by the seconds for which one holds the run up.
+    The checkpoint interval that Daly's formula chooses goes by the seconds for which one holds the run up; it is no less
+    than a write takes, for one follows the other.
     """
     header, held = timeline.header, 0.0
     kept = [span for span in timeline.stages() if "lost" not in span.attrs]  # what was lost is in `lost_s`
@@ -187,13 +188,14 @@ def _goodput(timeline: Timeline, makespan: float) -> dict[str, Any]:
     steps = {span.step for span in kept if span.stage == "checkpoint"}
     if steps:
         held = length(part for _, part in found) - length(part for stage, part in found if stage != "checkpoint")
-    known = header.mtbf_s is not None and steps
+    writes = [span.seconds for span in timeline.spans if (span.stage, span.op) == ("checkpoint", "write")]
+    chosen = max(daly(held / len(steps), header.mtbf_s), *writes) if steps and writes and header.mtbf_s else None
     return {
         "goodput": (makespan - header.lost_s - held) / makespan if makespan else None,
         "lost_s": header.lost_s,
         "checkpoint_s": held,
         "mtbf_s": header.mtbf_s,
-        "young_daly_s": daly(held / len(steps), header.mtbf_s) if known and header.mtbf_s else None,
+        "young_daly_s": chosen,
         "faults": header.faults,
     }
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lab.scenario import Scenario
 
 UNBOUND = frozenset({"advantage", "transfer"})
-"""stages that compute on the host: they need no slice of their worker"""
+"""stages that compute on the host: they run in whatever turn they come to, which lasts until they end"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +45,22 @@ def is_loaded(scenario: Scenario, worker: Worker) -> bool:
 
 def turns(scenario: Scenario, pool: str, nodes: Sequence[Node]) -> list[Turn]:
     """In the order of a step; neighbours in the same slice are one turn. Weights are sent in the trainer's turn."""
-    found = [(name, node.name) for node in nodes if (name := _slice(scenario, pool, node))]
+    found: list[tuple[str, str]] = []
+    for node in nodes:
+        workers = [scenario.workers[name] for name in node.workers if scenario.workers[name].pool == pool]
+        if node.stage in UNBOUND and workers and found:
+            found.append((found[-1][0], node.name))
+        elif node.stage not in UNBOUND and (name := _slice(scenario, workers)):
+            found.append((name, node.name))
     return [
         Turn(slice=name, stages=tuple(stage for _, stage in group))
         for name, group in groupby(found, lambda row: row[0])
     ]
 
 
-def _slice(scenario: Scenario, pool: str, node: Node) -> str:
-    workers = [scenario.workers[name] for name in node.workers]
-    own = [worker for worker in workers if worker.pool == pool and node.stage not in UNBOUND]
-    trained = [worker for worker in own if worker.work == "train"]
-    return next((slice_of(scenario, worker) for worker in trained or own), "")
+def _slice(scenario: Scenario, workers: Sequence[Worker]) -> str:
+    trained = [worker for worker in workers if worker.work == "train"]
+    return next((slice_of(scenario, worker) for worker in trained or workers), "")
 
 
 def switches(scenario: Scenario, nodes: Sequence[Node]) -> tuple[list[Node], list[Edge]]:

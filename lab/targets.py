@@ -74,7 +74,9 @@ def _links(scenario: Scenario) -> Iterator[str]:
     machines = [f"{node.name}/{i}" for node in cluster.nodes for i in range(node.count)]
     for devices in scenario.devices.values():
         yield from (f"device {device}" for device in devices)
-        yield from (f"host {device}" for device in devices if library_device(cluster.node_of(device).device).kind == "gpu")
+        yield from (
+            f"host {device}" for device in devices if library_device(cluster.node_of(device).device).kind == "gpu"
+        )
     yield from (f"port {machine}" for machine in machines)
     for site in cluster.sites:
         yield f"spine {site.name}"
@@ -98,7 +100,9 @@ def check_faults(scenario: Scenario) -> None:
         if any(rolls_back(scenario, fault.kind, target) for target in found):
             _restorable(scenario, f"{key} ({fault.kind})")
         if fault.kind == "preempted" and fault.duration is None:
-            raise Incoherent(f"{key}.duration", "a preemption that never ends", "say how long it takes: `duration: 10 min`")
+            raise Incoherent(
+                f"{key}.duration", "a preemption that never ends", "say how long it takes: `duration: 10 min`"
+            )
 
 
 def _way_back(scenario: Scenario, key: str, fault: Fault) -> None:

@@ -46,7 +46,8 @@ def _online(scenario: Scenario) -> Iterator[Node]:
     free = _continuous(scenario)
     yield Node(stage="rollout", role="actor", workers=team["actor.generate"], output="sample", continuous=free)
     if scenario.experience is not None and not free:
-        yield Node(stage="transfer", role="actor", workers=team["actor.generate"], output="sample")
+        ahead = scenario.experience.prefetch
+        yield Node(stage="transfer", role="actor", workers=team["actor.generate"], output="sample", trailing=ahead)
     one = free and scenario.schedule.scoring == "sample"
     yield Node(stage="reward", role="reward", workers=team["reward.score"], output="sample", continuous=one)
     if scenario.algorithm.needs_reference:

@@ -7,7 +7,7 @@ that take a pool in time slices, one loaded at a time, need the largest of them 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from lab.scenario import Scenario
 from profiles.footprint import Footprint, size_of
 from profiles.footprint_serving import Scoring, Serving, scoring, serving, wide
 from profiles.footprint_training import LIVE_NUMBERS, MOMENTS_BYTES, Training, footprint
-from profiles.slices import sliced_bytes
+from profiles.slices import fullest_turn
 
 ADAM_STATE_BYTES = MOMENTS_BYTES + 4.0
 """Adam's two moments and the fp32 masters, per parameter (Rajbhandari et al. 2020)."""
@@ -32,6 +32,7 @@ class PoolMemory:
     Attributes:
         workers: what each worker on it holds there, by the worker's name.
         peaks: bytes on every device of the pool, as the pool is shared.
+        lying: what each has there when the device is fullest: less than it needs where it is another's turn.
         short: what an engine on the pool cannot hold, in words; empty where every engine holds the longest sequence.
         host_bytes: what states that the pool's trainers offload take in the host memory of its fullest machine.
     """
@@ -42,6 +43,7 @@ class PoolMemory:
     how: str
     workers: Mapping[str, Footprint]
     peaks: Mapping[str, float]
+    lying: Mapping[str, Footprint] = field(default_factory=dict)
     short: str = ""
     host_bytes: float = 0.0
 
@@ -66,7 +68,8 @@ class PoolMemory:
     @property
     def consumers(self) -> list[tuple[str, str, float]]:
         """Worker, consumer and bytes at the peak, the largest first."""
-        found = [(name, what, size) for name, held in self.workers.items() for what, size in held.consumers.items()]
+        lying = (self.lying or self.workers).items()
+        found = [(name, what, size) for name, held in lying for what, size in held.consumers.items()]
         return sorted(found, key=lambda row: -row[2])
 
 
@@ -136,17 +139,19 @@ def _fullest(
 ) -> PoolMemory:
     sharing = scenario.sharing.get(pool)
     how = sharing.how if sharing else "exclusive"
-    needed = {device: _needed(scenario, how, held.get(device, {})) for device in devices}
+    lying = {device: _lying(scenario, how, held.get(device, {})) for device in devices}
+    needed = {device: together("resident", lying[device]) for device in devices}
     fullest = max(devices, key=lambda device: needed[device])
     return PoolMemory(
         pool=pool, device=fullest, capacity_bytes=capacity_bytes(_device(scenario, fullest)), how=how,
-        workers=held.get(fullest, {}), peaks=needed, short=short, host_bytes=host_bytes(scenario, pool),
+        workers=held.get(fullest, {}), lying=lying[fullest], peaks=needed, short=short,
+        host_bytes=host_bytes(scenario, pool),
     )  # fmt: skip
 
 
-def _needed(scenario: Scenario, how: str, held: Mapping[str, Footprint]) -> float:
-    """The most bytes on a device at once."""
-    return sliced_bytes(scenario, held) if how == "time_sliced" else together("resident", held)
+def _lying(scenario: Scenario, how: str, held: Mapping[str, Footprint]) -> Mapping[str, Footprint]:
+    """What each worker has on a device when it is fullest."""
+    return fullest_turn(scenario, held) if how == "time_sliced" else held
 
 
 def capacity_bytes(device: Device) -> float:

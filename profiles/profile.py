@@ -201,7 +201,12 @@ def find(device: str, name: str | None = None) -> Profile:
     if name is not None:
         chosen = _chosen(name)
         return chosen if chosen.device == device else find(device)
-    return next(_kept(device), None) or _shipped(device) or datasheet(device)
+    return next(_kept(device), None) or unmeasured(device)
+
+
+def unmeasured(device: str) -> Profile:
+    """The profile of a device kind on a machine where nothing was measured: the library's, else the datasheet."""
+    return _shipped(device) or datasheet(device)
 
 
 def resolve(devices: Iterable[str], name: str | None = None) -> dict[str, Profile]:

@@ -33,42 +33,45 @@ def asleep_bytes(scenario: Scenario, worker: Worker, held: Footprint) -> float:
     return _sum(worker, held, KEPT) if scenario.model(worker.role).lora is not None else 0.0
 
 
-def sliced_bytes(scenario: Scenario, held: Mapping[str, Footprint]) -> float:
-    """The most that workers of one device, by name, need there at once.
+def fullest_turn(scenario: Scenario, held: Mapping[str, Footprint]) -> Mapping[str, Footprint]:
+    """What workers of one device, by name, have there when most of it is taken; together their peaks.
 
     In every turn the workers of its slice work, and the others leave what stays. When a trainer sends all weights to an
     engine that sleeps on its device, the two sets of weights lie there together.
     """
     workers = {name: scenario.workers[name] for name in held}
     slices = {name: slice_of(scenario, worker) for name, worker in workers.items()}
-    stay = {name: _stays(scenario, worker, held[name]) for name, worker in workers.items()}
-    most = 0.0
+    stays = {name: Footprint(resident=_stays(scenario, worker, held[name])) for name, worker in workers.items()}
+    instants = []
     for turn in dict.fromkeys(slices.values()):
-        here = [name for name in held if slices[name] in ("", turn)]
-        rest = sum(size for name, size in stay.items() if name not in here)
-        most = max(most, rest + sum(held[name].peak_bytes for name in here))
+        here = {name: held[name] for name in held if slices[name] in ("", turn)}
+        instants.append(stays | here)
         if any(workers[name].role == "actor" and workers[name].work == "train" for name in here):
-            loaded = sum(held[name].loaded_bytes for name in here)
-            most = max(most, rest + loaded + _arriving(scenario, workers, held, here))
-    return most
+            loaded = {name: Footprint(resident=one.resident) for name, one in here.items()}
+            instants.append(stays | _arriving(scenario, workers, held, stays) | loaded)
+    return max(instants, key=lambda lying: sum(one.peak_bytes for one in lying.values()), default={})
 
 
 def _arriving(
-    scenario: Scenario, workers: Mapping[str, Worker], held: Mapping[str, Footprint], here: list[str]
-) -> float:
-    """Weights that come into sleeping engines; adapters wait on the host."""
+    scenario: Scenario,
+    workers: Mapping[str, Worker],
+    held: Mapping[str, Footprint],
+    stays: Mapping[str, Footprint],
+) -> dict[str, Footprint]:
+    """Engines that sleep while all weights come to them; adapters wait on the host."""
     if scenario.model("actor").lora is not None:
-        return 0.0
-    asleep = [name for name in held if name not in here and workers[name].work == "generate"]
-    return sum(held[name].resident["weights"] for name in asleep)
+        return {}
+    asleep = [name for name, worker in workers.items() if worker.work == "generate"]
+    weights = {name: {"weights": held[name].resident["weights"]} for name in asleep}
+    return {name: Footprint(resident={**stays[name].resident, **weights[name]}) for name in asleep}
 
 
-def _stays(scenario: Scenario, worker: Worker, held: Footprint) -> float:
-    """Bytes of a worker whose turn it is not."""
+def _stays(scenario: Scenario, worker: Worker, held: Footprint) -> Mapping[str, float]:
+    """Consumers of a worker that are there while it is not its turn."""
     how = scenario.sharing[worker.pool].switch
     if how == "sleep" and worker.work != "generate":
-        return held.loaded_bytes
-    return 0.0 if how == "reload" else sum(held.resident.get(name, 0.0) for name in PROCESS)
+        return held.resident
+    return {name: held.resident[name] for name in PROCESS if name in held.resident} if how != "reload" else {}
 
 
 def _sum(worker: Worker, held: Footprint, consumers: tuple[str, ...]) -> float:

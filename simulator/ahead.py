@@ -47,6 +47,10 @@ class AheadRun:
         self._exact: EngineRun | None = None
         self.process = world.env.process(self._play())
 
+    @property
+    def _given_up(self) -> bool:
+        return self._exact is not None
+
     def submit(self, numbers: Sequence[int] | Ints) -> None:
         """These samples wait from now on, and can join at the next iteration boundary."""
         if self._exact is not None:
@@ -119,7 +123,7 @@ class AheadRun:
         if self._exact is not None:
             return self._exact.lose()
         held = [one.row for one in self._engine.running() + self._engine.waiting()]
-        found = [*(self._sample[row] for row in held), *self._came, *self._inbox]
+        found = [*(self._sample[row] for row in held), *self._inbox]
         self.abort(found)
         self._standing = True
         self._disturb()
@@ -141,7 +145,11 @@ class AheadRun:
 
     def _play(self) -> Process:
         while self._exact is None:
-            self._let_go()
+            if self._leaving and not self._standing:
+                yield from self._land()
+                if self._given_up:
+                    return
+                self._let_go()
             if not self._standing and not self._inbox and self._engine.dry:
                 self._on_dry()
             if self._standing:
@@ -176,6 +184,8 @@ class AheadRun:
             if late and engine.stretch(most=self._lag) == UNCOUNTABLE:
                 return UNCOUNTABLE
             self._add(self._came)
+        if engine.clock <= until_s < np.inf and engine.stretch(most=1) == UNCOUNTABLE:  # it has begun
+            return UNCOUNTABLE
         return engine.stretch(until_s, stop_dry=engine.num_waiting > 0)
 
     def _take_back(self) -> None:
@@ -199,18 +209,24 @@ class AheadRun:
         if (left := min(self._engine.clock, until_s) - env.now) > 0:
             yield env.timeout(left)
 
+    def _land(self) -> Process:
+        """What the device has under way ends, and nothing is scheduled after it."""
+        if not self._lag or not self._engine.busy:
+            return
+        late = self._engine.clock <= self._world.now * (1 + ROUNDING)
+        self._engine.wait_until(self._world.now)
+        self._kept, self._came = self._engine.snapshot(), []
+        if late and self._engine.stretch(most=self._lag) == UNCOUNTABLE:
+            self._give_up()
+        else:
+            yield from self._tell()
+
     def _stand(self) -> Process:
-        """What the device has under way ends, and then nothing happens."""
-        stands = self._stood is not None and self._stood.triggered
-        if self._lag and self._engine.busy and not stands:
-            late = self._engine.clock <= self._world.now * (1 + ROUNDING)
-            self._engine.wait_until(self._world.now)
-            self._kept, self._came = self._engine.snapshot(), []
-            if late and self._engine.stretch(most=self._lag) == UNCOUNTABLE:
-                self._give_up()
-            else:
-                yield from self._tell()
-        self._let_go()
+        """The engine stands still until it is told to go on."""
+        if self._stood is None or not self._stood.triggered:
+            yield from self._land()
+        if self._exact is None:
+            self._let_go()
         if self._stood is not None and not self._stood.triggered:
             self._stood.succeed()
         if self._standing and self._exact is None:
@@ -256,6 +272,7 @@ class AheadRun:
         made = {self._sample[one.row]: one.generated for one in held}
         self._exact = EngineRun(self._world, self.worker, self._on_end, on_dry=self._on_dry)
         self._exact.take_over(made | dict.fromkeys(self._came + self._inbox, 0), self.counts)
+        self._exact.abort(self._leaving)
 
 
 def fitting(world: World, worker: Worker) -> bool:

@@ -84,7 +84,7 @@ class Production:
         versions, ready = self.buffer.contents()
         before = self._world.ledger.lost_tokens()
         self._repeat(self.buffer.drop(ready, versions, LOST).tolist())
-        self._world.faults[-1]["lost_tokens"] += self._world.ledger.lost_tokens() - before
+        self._world.struck["lost_tokens"] += self._world.ledger.lost_tokens() - before
 
     def collect(self) -> Process:
         """Makes one batch after the other, each when the dataflow has room for it."""

@@ -52,6 +52,10 @@ class Store:
             score = float(np.random.default_rng((self._seed, SCORES, step)).normal())
             self._saved[step] = Saved(step=step, parts=parts, score=score, progress_s=progress_s)
 
+    def passed(self, step: int, progress_s: float) -> None:
+        """A rank goes on with its work: what comes is behind the checkpoint."""
+        self._saved[step].progress_s = progress_s
+
     def write(self, step: int, size: float) -> None:
         """A rank has written its part; the last one completes the checkpoint, and what is not kept goes."""
         saved = self._saved[step]
@@ -74,9 +78,7 @@ class Store:
 
     def discard(self, step: int) -> None:
         """Those of this step and later ones belong to a past that did not happen; incomplete ones stay so for ever."""
-        self._saved = {
-            number: saved for number, saved in self._saved.items() if number < step and saved.complete
-        }
+        self._saved = {number: saved for number, saved in self._saved.items() if number < step and saved.complete}
 
     def summary(self) -> dict[str, Any]:
         """For the header: bytes, and the steps whose checkpoints are there at the end."""
@@ -92,7 +94,10 @@ class Store:
             retention.Retention(
                 latest=rule.latest, best=rule.best, milestone_every=rule.milestone_every, recovery=rule.recovery
             ),
-            [retention.Checkpoint(step=one.step, score=one.score, complete=one.complete) for one in self._saved.values()],
+            [
+                retention.Checkpoint(step=one.step, score=one.score, complete=one.complete)
+                for one in self._saved.values()
+            ],
         )
         for step in kept.delete:
             del self._saved[step]
@@ -122,6 +127,7 @@ def _write(world: World, worker: Worker, ranks: int, step: int) -> Process:
         lane.record("write", start, extrapolated, bytes=size, flows=len(flows))
     else:
         yield from lane.op("write", "checkpoint", quantities, bytes=size)
+    world.store.passed(step, world.progress())
     world.store.write(step, size)
     lane.end()
 
@@ -135,6 +141,7 @@ def _copy(world: World, worker: Worker, ranks: int, step: int) -> Process:
         lane.record("write_wait", start, extrapolated=False)
     yield from lane.op("snapshot", "host_copy", {"calls": 1.0, "bytes": size}, bytes=size)
     lane.end()
+    world.store.passed(step, world.progress())
     world.writes[worker.name] = world.env.process(_write_beside(world, lane, size))
 
 

@@ -112,6 +112,7 @@ class Collecting:
 
     def decide(self) -> tuple[staleness.Batch, list[int]]:
         """What the rule about age says to the next batch; the versions that its numbers belong to."""
+        self._made = {version: made for version, made in self._made.items() if made.ready or made.running}
         versions = sorted(self._made)
         made = [self._made[version] for version in versions]
         ready, running = [len(one.ready) * self.size for one in made], [len(one.running) * self.size for one in made]
@@ -184,8 +185,8 @@ class Collecting:
             f"batch {self.next} waits for {self.rule.samples_per_unit} samples, {self._held} are ready and "
             f"{self._in_flight} under way"
         )
-        if self._pressed:
-            taken = self._held + self._pinned + self._in_flight
+        taken = self._held + self._pinned + self._in_flight
+        if self._pressed or taken + self.size > self.limits.capacity_samples:
             told += f"; the buffer pushes back, {taken} of {self.limits.capacity_samples} places are taken"
         return told
 
@@ -196,8 +197,6 @@ class Collecting:
             made, count = self._made[version], number // self.size
             samples += [member for group in made.ready[:count] for member in group.members]
             made.ready = made.ready[count:]
-            if not made.ready and not made.running:
-                del self._made[version]
         self._held -= len(samples)
         return np.array(samples, np.int64)
 

@@ -15,8 +15,7 @@ from lab.workload import uniform
 from profiles.experience import TRANSPORTS, Message, message
 from simulator.blocks import Ints
 from simulator.ledger import INDEX, PROMPT, RESPONSE, STEP
-from simulator.network import Flows
-from simulator.traffic import over_ports
+from simulator.network import Flow, Flows
 from simulator.world import Lane, Process, World
 
 SCREENED = 31
@@ -104,23 +103,27 @@ class Sender:
             yield from self._world.cores(self._worker).work(self._worker, "transfer", seconds)
 
     def _flows(self, size: float) -> Flows:
-        """From the memory of the engine's machine to that of the trainer's; none inside one."""
+        """From the memory of the engine's machine to that of the trainer's, over one port of each; none inside one."""
         said, topology = self._world.scenario.experience, self._world.network.topology
         here = topology.machine(self._worker.devices[0]).name
         if here == self._target:
             return Flows.of([])
-        flows = Flows.of(over_ports(topology, (here, self._target), size))
         trips = TRANSPORTS["rpc" if said is None else said.transport].trips
-        return Flows(paths=flows.paths, bytes=flows.bytes, latency=trips * flows.latency)
+        path = topology.between(here, self._target, _index(self._worker))
+        return Flows.of([Flow(path=path, bytes=size, num_messages=trips)])
 
 
 def _target(world: World, worker: Worker) -> str:
     """The machine of the trainer that an engine sends to: they share the engines out."""
     topology, trainers = world.network.topology, world.scenario.team("actor", "train")
     machines = dict.fromkeys(topology.machine(device).name for rank in trainers for device in rank.devices)
-    engines = [engine.name for engine in world.scenario.team("actor", "generate")]
     here = topology.machine(worker.devices[0]).name
-    return here if here in machines else list(machines)[engines.index(worker.name) % len(machines)]
+    return here if here in machines else list(machines)[_index(worker) % len(machines)]
+
+
+def _index(worker: Worker) -> int:
+    """The number of an engine."""
+    return int(worker.name.split("[")[1].rstrip("]"))
 
 
 def transfer(world: World, step: int) -> list[Process]:

@@ -38,6 +38,8 @@ class Halt:
     """The run stops as it is."""
 
     strike: Strike
+    record: dict[str, Any]
+    """what the header says of it"""
     from_notice: bool = False
     """whether a last checkpoint may still be written"""
     deadline: float = 0.0
@@ -60,7 +62,9 @@ class Faults:
 
     def left(self) -> Strike | None:
         """The first that was stated for a time that the run did not reach."""
-        stated = [strike for *_, strike in sorted(self._pending, key=lambda item: item[:2]) if strike.fault.at is not None]
+        stated = [
+            strike for *_, strike in sorted(self._pending, key=lambda item: item[:2]) if strike.fault.at is not None
+        ]
         return next((strike for strike in stated if not strike.ends), None)
 
     def strikes(self) -> Process:
@@ -87,23 +91,26 @@ class Faults:
     def _strike(self, strike: Strike) -> None:
         world, fault = self._world, strike.fault
         if not strike.ends:
-            world.faults.append(_record(world, strike))
+            record = _record(world, strike)
+            world.faults.append(record)
         if fault.kind in ("straggler", "link_degraded"):
             share = 1.0 if strike.ends else fault.factor
             slow = world.slow_down if fault.kind == "straggler" else world.degrade
             slow(strike.target, share)
             if not strike.ends and fault.duration is not None:
                 self._push(
-                    Strike(at=world.now + fault.duration, entry=strike.entry, fault=fault, target=strike.target, ends=True)
+                    Strike(
+                        at=world.now + fault.duration, entry=strike.entry, fault=fault, target=strike.target, ends=True
+                    )
                 )
         elif rolls_back(world.scenario, fault.kind, strike.target):
-            world.env.process(self._roll_back(strike))
+            world.env.process(self._roll_back(strike, record))
         elif fault.kind == "buffer_lost":
-            world.env.process(self._empty(strike))
+            world.env.process(self._empty(strike, record))
         else:
-            world.env.process(self._take(strike))
+            world.env.process(self._take(strike, record))
 
-    def _roll_back(self, strike: Strike) -> Process:
+    def _roll_back(self, strike: Strike, record: dict[str, Any]) -> Process:
         """At once; after a notice, when no weights are being changed."""
         world, fault = self._world, strike.fault
         deadline = world.now + fault.notice
@@ -111,23 +118,25 @@ class Faults:
             yield world.env.any_of([world.env.process(recovery.settled(world)), world.env.timeout(fault.notice)])
         if not self.halted.triggered:
             in_time = bool(fault.notice) and world.now < deadline
-            self.halted.succeed(Halt(strike=strike, from_notice=in_time, deadline=deadline))
+            self.halted.succeed(Halt(strike=strike, record=record, from_notice=in_time, deadline=deadline))
 
-    def _take(self, strike: Strike) -> Process:
+    def _take(self, strike: Strike, record: dict[str, Any]) -> Process:
         """Workers without trained state go, after a notice if there is one."""
         yield self._world.env.timeout(strike.fault.notice)
+        self._world.struck = record
         for name in taken(self._world.scenario, strike.target):
             self._world.lose(name, strike.fault)
 
-    def _empty(self, strike: Strike) -> Process:
+    def _empty(self, strike: Strike, record: dict[str, Any]) -> Process:
         """What waits for the trainer is gone; it is noticed when weights are complete and the next batch is asked for."""
         world = self._world
+        world.struck = record
         if handler := world.on_loss.get(strike.target):
             handler(strike.fault)
         elif world.ledger.num_waiting():
             yield from recovery.settled(world)
             if not self.halted.triggered:
-                self.halted.succeed(Halt(strike=strike))
+                self.halted.succeed(Halt(strike=strike, record=record))
 
 
 def _times(scenario: Scenario, entry: int, place: int, fault: Fault) -> Iterator[float]:
@@ -163,23 +172,28 @@ def mtbf(scenario: Scenario) -> float | None:
 def play(world: World, start: Callable[[], None]) -> Faults:
     """Plays a run to its end, in as many attempts as its faults make of it. `start` starts the stages' processes."""
     faults = Faults(world)
-    back: Process | None = None
+    whole = world.env.process(_attempt(world, start))
     while True:
         faults.halted = world.env.event()
-        whole = world.env.process(_attempt(world, start, back))
         world.env.process(faults.strikes())
         world.env.run(until=world.env.any_of([whole, faults.halted]))
         if not faults.halted.triggered:
             return faults
-        back = _recover(world, faults, faults.halted.value)
+        halt = faults.halted.value
+        assert isinstance(halt, Halt), "nothing else halts a run"
+        world.struck = halt.record
+        back = _recover(world, faults, halt)
+        whole = world.env.process(_again(world, start, back, halt.record))
 
 
-def _attempt(world: World, start: Callable[[], None], back: Process | None) -> Process:
-    if back is not None:
-        yield from back
-    stood = world.go_on()
-    if back is not None:
-        world.faults[-1]["lost_s"] += stood
+def _again(world: World, start: Callable[[], None], back: Process, record: dict[str, Any]) -> Process:
+    """Another attempt, once the run has come back."""
+    yield from back
+    record["lost_s"] += world.go_on()
+    yield from _attempt(world, start)
+
+
+def _attempt(world: World, start: Callable[[], None]) -> Process:
     start()
     yield world.env.all_of(world.last())
     yield world.env.all_of([write for write in world.writes.values() if write.is_alive])
@@ -205,6 +219,6 @@ def _with_notice(world: World, faults: Faults, halt: Halt) -> Process:
     write = world.env.process(recovery.last_write(world))
     yield world.env.any_of([write, world.env.timeout(halt.deadline - begun)])
     if write.is_alive:
-        faults.halted.succeed(Halt(strike=halt.strike, deadline=halt.deadline))
+        faults.halted.succeed(Halt(strike=halt.strike, record=halt.record, deadline=halt.deadline))
         yield world.env.event()  # this attempt ends here
     yield from recovery.come_back(world, halt.deadline - world.now + (fault.duration or 0.0) + fault.start, begun)

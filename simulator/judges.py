@@ -29,6 +29,11 @@ class Judges:
             service.on_scored(self._scored)
             service.begin()
 
+    @property
+    def none(self) -> bool:
+        """Whether there is no service."""
+        return not self._services
+
     def submit(self, samples: Sequence[int]) -> None:
         """These have all their tokens."""
         if not self._services:

@@ -38,7 +38,7 @@ class Losses:
         seat.notes["lost_samples"] = len(lost)
         ledger.generated(lost, [made.get(sample, 0) for sample in lost])
         ledger.settle(lost, LOST)
-        self._world.faults[-1]["lost_tokens"] += sum(made.values())
+        self._world.struck["lost_tokens"] += sum(made.values())
         self._joint.give_up(seat)
         if lost:
             self._world.env.process(self._recover(name, fault, self._joint.issue_again(lost)))
@@ -65,7 +65,9 @@ class Losses:
     def _deal(self, samples: Ints, takers: Sequence[str]) -> None:
         """By the rule of dispatch, all samples of a prompt together."""
         tried, index = self._world.scenario.num_tried, self._world.ledger.column(INDEX)
-        prompts = [(prompt, list(found)) for prompt, found in groupby(samples.tolist(), lambda n: int(index[n]) // tried)]
+        prompts = [
+            (prompt, list(found)) for prompt, found in groupby(samples.tolist(), lambda n: int(index[n]) // tried)
+        ]
         seats = [self._joint.seat_of(name) for name in takers]
         waiting = np.array([seat.run.num_queued if seat else 0 for seat in seats])
         engines = Engines(

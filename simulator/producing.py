@@ -198,7 +198,7 @@ class Producer:
             self._failure.succeed()
 
     def _report(self, lost: list[int], tokens: list[int], fault: Fault) -> Process:
-        record = self._world.faults[-1]
+        record = self._world.struck
         yield self._world.env.timeout(0.0 if fault.kind == "preempted" else fault.detect)
         record["lost_tokens"] += sum(tokens)
         self._issuer.lost(lost, tokens)

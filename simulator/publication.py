@@ -13,6 +13,7 @@ import simpy
 from lab.model import DTYPE_BYTES
 from lab.placement import Worker
 from lab.policies.weight_sync import Near, WeightsReady, nearest, payload_bytes
+from profiles.cost import Cost
 from simulator.world import Lane, Process, World
 
 if TYPE_CHECKING:
@@ -106,14 +107,18 @@ class Copies:
 
     def _match(self) -> None:
         """Everybody who waits and may fetch now is told so, in the order in which their machines asked."""
+        num_free = self._busy.count(False)
         for here in list(self._queue):
-            while (found := nearest([self._near(level) for level in here.levels])) is not None:
+            while num_free and (found := nearest([self._near(level) for level in here.levels])) is not None:
                 self._busy[found] = bool(self._sources[found].ends)
+                num_free -= self._busy[found]
                 self._fetching.update(here.levels)
                 self._queue[here].popleft().succeed(found)
                 if not self._queue[here]:
                     del self._queue[here]
                     break
+            if not num_free:
+                return
 
     def _leave(self, here: Place, turn: simpy.Event) -> None:
         """Nobody waits here any more; what was granted at this same instant goes to others."""
@@ -157,18 +162,26 @@ class Meeting:
                 event.succeed()
 
 
+def first_version(world: World) -> int:
+    """What engines have when the run begins, or goes on after a fault."""
+    trained = "weight_sync" in world.dataflow.nodes
+    return world.dataflow.version_at(world.first_step) if trained else world.first_step
+
+
 class Publication:
     """The published versions of a run."""
 
     def __init__(self, world: World, receivers: Mapping[str, Receiver]) -> None:
         """`receivers` by engine, in their order."""
         self._world, self.receivers = world, receivers
-        self.version = world.first_step
+        self.version = first_version(world)
         """the latest that engines can have"""
-        self.versions = [world.first_step]
+        self.versions = [self.version]
         """all that were published, in order"""
         self.copies: Copies | None = None
         self.meeting: Meeting | None = None
+        self.costs: dict[tuple[str, float, int | str], Cost] = {}
+        """of fetching so many bytes, as far as they were asked for"""
         self.absent: frozenset[int] = frozenset()
         """engines that gave up at the last barrier, by their index"""
         self._present = set(receivers)
@@ -199,7 +212,9 @@ class Publication:
     def final(self) -> bool:
         """Whether no other version follows."""
         dataflow = self._world.dataflow
-        return self.version >= (max(dataflow.steps("weight_sync"), default=-1) + 1) // dataflow.nodes["weight_sync"].every
+        return (
+            self.version >= (max(dataflow.steps("weight_sync"), default=-1) + 1) // dataflow.nodes["weight_sync"].every
+        )
 
     def leave(self, worker: Worker) -> None:
         """An engine is gone: neither barrier nor push waits for it."""

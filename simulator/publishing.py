@@ -11,7 +11,7 @@ from typing import Any
 
 import simpy
 
-from lab.errors import InputError
+from lab.errors import RunStuck
 from lab.placement import Worker
 from lab.policies.weight_sync import WeightsReady, barrier
 from simulator.network import Flows
@@ -142,8 +142,8 @@ def _barrier(world: World, step: int, version: int) -> Process:
     said = barrier(expected, here, world.now - start, rule.barrier_timeout or float("inf"))
     publication.absent = frozenset(i for i, name in enumerate(publication.receivers) if name in said.absent)
     if said.absent and not here:
-        problem = f"{rule.barrier_timeout:g} s after step {step} no engine had its weights"
-        raise InputError(key="weight_sync.barrier_timeout", problem=problem, remedy="allow more, or a faster way for them")
+        late = f"no engine has them {rule.barrier_timeout:g} s after their publication (weight_sync.barrier_timeout)"
+        raise RunStuck(f"rollout waits for weight_sync of step {step}: {late}")
     for name in said.absent:
         publication.receivers[name].give_up()
     return {"absent": list(said.absent)} if said.absent else {}

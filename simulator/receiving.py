@@ -11,7 +11,7 @@ from lab.placement import Worker
 from lab.policies import weight_sync as policy
 from lab.policies.weight_sync import Act, Seen, Sync, WeightsReady
 from profiles.cost import Cost
-from simulator.publication import Meeting, Place, Source
+from simulator.publication import Meeting, Place, Source, first_version
 from simulator.transfers import fetched, networked, tensors_s
 from simulator.world import Lane, Process, World
 
@@ -42,12 +42,11 @@ class Receiver:
 
     def __init__(self, world: World, worker: Worker, index: int, num_engines: int) -> None:
         self.worker = worker
-        self.held = self.told = world.first_step
+        self.held = self.told = first_version(world)
         """version in the engine, and the latest that it knows of"""
         self._world, self._rule = world, rule_of(world)
         self._index, self._num_engines = index, num_engines
         self._looked = 0.0
-        self._costs = dict[tuple[str, float], Cost]()
         self._heard = world.env.event()
         self._waiting: simpy.Process | None = None
 
@@ -149,10 +148,12 @@ class Receiver:
         return {"source": source.name, "waited_s": waited}
 
     def _cost(self, op: str, size: float) -> Cost:
-        """Of as many bytes again and again."""
-        if (op, size) not in self._costs:
-            self._costs[op, size] = self._world.cost(self.worker, op, {"calls": 1.0, "bytes": size})
-        return self._costs[op, size]
+        """Of as many bytes again and again; where they go as flows, engines alike share what is known of it."""
+        worker, costs = self.worker, self._world.publication.costs
+        key = (op, size, len(worker.devices) if networked(self._world, worker, op) else worker.name)
+        if key not in costs:
+            costs[key] = self._world.cost(worker, op, {"calls": 1.0, "bytes": size})
+        return costs[key]
 
     def _transfer(self, lane: Lane, source: Source, size: float) -> Process:
         world, worker = self._world, self.worker

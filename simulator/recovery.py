@@ -41,7 +41,7 @@ def _go_back(world: World, first_step: int, progress_s: float) -> None:
     before, tokens = world.progress(), world.ledger.lost_tokens()
     world.store.discard(first_step)
     world.go_back(first_step, progress_s)
-    record = world.faults[-1]
+    record = world.struck
     record["lost_s"] += before - progress_s
     record["lost_tokens"] += world.ledger.lost_tokens() - tokens
     record["step"] = first_step
@@ -54,7 +54,11 @@ def last_write(world: World) -> Process:
     if step < 0 or (saved is not None and saved.step == step):
         return
     world.store.begin(step, sum(map(len, teams)), world.progress_at(step))
-    parts = [world.env.process(_move(world, w, state_bytes(world, w) / len(team), "checkpoint")) for team in teams for w in team]
+    parts = [
+        world.env.process(_move(world, w, state_bytes(world, w) / len(team), "checkpoint"))
+        for team in teams
+        for w in team
+    ]
     yield world.env.all_of(parts)
     for team in teams:
         for worker in team:

@@ -32,6 +32,10 @@ class Played:
     def stages(self, *names: str) -> list[Span]:
         return [span for span in self.timeline.stages() if span.stage in names]
 
+    def stages_all(self) -> list[Span]:
+        """Stage spans, with those that a fault undid and set-up."""
+        return [span for span in self.timeline.spans if not span.op]
+
     @property
     def makespan(self) -> float:
         return max(span.end_s for span in self.timeline.stages())
@@ -52,12 +56,15 @@ def play(scenario: Scenario, profiles: dict[str, Profile] | None = None) -> Play
     return Played(scenario, world, Timeline.of(run._header(world, 0.0), world.spans))
 
 
-def until(scenario: Scenario, seconds: float) -> World:
-    """A simulation without faults, stopped in the middle."""
-    world = fresh(scenario)
+def start(world: World) -> None:
+    """Starts a simulation without faults, which then is played as far as one likes."""
     run._start(world)
-    world.env.run(until=seconds)
-    return world
+
+
+def ended_by(played: Played, time: float, stages: str) -> set[int]:
+    """Steps in which all stages whose names begin so had ended."""
+    spans = [span for span in played.timeline.stages() if span.stage.startswith(stages)]
+    return {span.step for span in spans} - {span.step for span in spans if span.end_s > time}
 
 
 def overlaps(spans: Iterable[Span], slack: float) -> list[tuple[str, str]]:

@@ -162,16 +162,19 @@ MODES = ("synchronous", "one_step_off", "asynchronous")
 def on_gpus(draw: st.DrawFn, modes: tuple[str, ...] = MODES, loss: bool = False) -> Scenario:
     """Small work for sixteen GPUs, where every worker has devices of its own; with `loss` somebody may fail."""
     mode, name = draw(st.sampled_from(modes)), draw(st.sampled_from(["ppo", "grpo"]))
-    prompts, samples = draw(st.sampled_from([4, 12])), draw(st.sampled_from([2, 4] if name == "grpo" else [1, 3]))
+    prompts, samples = draw(st.sampled_from([6, 12])), draw(st.sampled_from([2, 4] if name == "grpo" else [1, 3]))
     engines = [{"pool": "rollout", "engines": 2}]
     if extra := draw(st.integers(0, 2)):
         engines.append({"pool": "spare", "engines": extra, "speed": draw(st.sampled_from([0.5, 1.0]))})
-    checkpoint = {"every_steps": draw(st.sampled_from([1, 2] if loss else [None, 1, 2])), "blocking": draw(st.booleans())}
+    checkpoint = {
+        "every_steps": draw(st.sampled_from([1, 2] if loss else [None, 1, 2])),
+        "blocking": draw(st.booleans()),
+    }
     changes = {
         "num_steps": draw(st.integers(2, 4)),
         "seed": draw(st.integers(0, 99)),
         "algorithm": {"name": name, "kl_coef": draw(st.sampled_from([0.0, 0.05])), "ppo_epochs": draw(st.integers(1, 2))},
-        "place": {"actor.generate": engines, "actor.train": {"data_parallel": draw(st.integers(1, 3))}},
+        "place": {"actor.generate": engines, "actor.train": {"data_parallel": draw(st.sampled_from([1, 3]))}},
         "workload": {"prompts_per_step": prompts, "samples_per_prompt": samples,
                      "prompt_tokens": PROMPTS, "response_tokens": SHORT},
         "rollout": {"max_num_seqs": draw(st.sampled_from([2, 8, 64])), "kv_bytes": draw(st.sampled_from([None, TIGHT])),
@@ -231,7 +234,7 @@ def on_cores(draw: st.DrawFn, modes: tuple[str, ...] = MODES) -> Scenario:
         "place": {"actor.train": train, "actor.generate": [engine]},
         "workload": {"prompts_per_step": prompts, "samples_per_prompt": samples},
         "rollout": {"max_num_seqs": draw(st.integers(1, 32)), "kv_bytes": draw(st.sampled_from([1.5e6, 64e6]))},
-        "update": {"minibatch_samples": prompts * samples // draw(st.sampled_from([1, 2]))},
+        "update": {"minibatch_samples": prompts * samples // 2},
         "schedule": {"mode": mode, "scoring": draw(st.sampled_from(["batch", "sample"]))},
         "checkpoint": {"every_steps": draw(st.sampled_from([None, 1, 2]))},
     }

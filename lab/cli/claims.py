@@ -14,7 +14,8 @@ COLORS = {"holds": "green", "partly": "yellow", "does not hold": "red", "cannot 
 
 def claims(
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="ID", help="A claim to judge; may be given again. Default: all.")
+        list[str] | None,
+        typer.Option("--only", metavar="ID", help="A claim to judge; may be given again. Default: all."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -33,7 +34,8 @@ def claims(
             told(len(found))
     if json:
         rows = [
-            {"id": claim.id, "claim": claim.claim, "source": claim.source, "scenarios": list(claim.scenarios)} | asdict(one)
+            {"id": claim.id, "claim": claim.claim, "source": claim.source, "scenarios": list(claim.scenarios)}
+            | asdict(one)
             for claim, one in found
         ]
         print(dumps({"claims": rows, "verdicts": _counted(found)}, ensure_ascii=False, allow_nan=False))

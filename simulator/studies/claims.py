@@ -10,7 +10,7 @@ import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from lab.load import load
 from lab.metrics import summarise
 from lab.scenario import Scenario
 from lab.timeline import Timeline
-from profiles.profile import datasheet
+from profiles.profile import Profile, datasheet, unmeasured
 from simulator.run import simulate
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -81,12 +81,20 @@ class Played:
 
 
 class Bench:
-    """Plays scenarios of the library, each state of one once. Costs come from datasheets, so that every machine agrees."""
+    """Plays scenarios of the library, each state of one once.
 
-    def __init__(self, folder: Path = SCENARIOS) -> None:
-        self._folder = folder
+    Costs come from the profiles that the lab comes with, so that all machines agree.
+    """
+
+    def __init__(self, folder: Path = SCENARIOS, costs: Callable[[str], Profile] = unmeasured) -> None:
+        self._folder, self._costs = folder, costs
         self._played: dict[str, Played] = {}
         self._loaded = cache(self._load)
+
+    @cached_property
+    def datasheets(self) -> Bench:
+        """The same with costs from datasheets alone: for devices and number formats of which nothing was measured."""
+        return Bench(self._folder, datasheet)
 
     def scenario(self, name: str, changes: Mapping[str, Any] | None = None) -> Scenario:
         """A scenario of the library with keys changed: values by path, whose parts are separated by `/`.
@@ -104,7 +112,7 @@ class Bench:
         if scenario.digest not in self._played:
             hardware, pools = scenario.hardware, scenario.devices.values()
             used = {hardware.node_of(device).device for devices in pools for device in devices}
-            timeline = simulate(scenario, {kind: datasheet(kind) for kind in sorted(used)})
+            timeline = simulate(scenario, {kind: self._costs(kind) for kind in sorted(used)})
             summary = summarise(timeline)
             self._played[scenario.digest] = Played(scenario=scenario, timeline=timeline, summary=summary)
         return self._played[scenario.digest]

@@ -56,7 +56,8 @@ def double_buffer(bench: Bench) -> Judgement:
     one, two = mode(bench, "asynchronous", {"bound": 0}), mode(bench, "asynchronous", {"bound": 1})
     gain = one.step_s / two.step_s
     return Judgement(
-        value=f"{two.step_s:.0f} s a step with a page that fills while another is trained, {one.step_s:.0f} s with one: {gain:.2f}×",
+        value=f"{two.step_s:.0f} s a step with a page that fills while another is trained, {one.step_s:.0f} s with one "
+        f"({gain:.2f}×)",
         verdict="holds" if gain > 1.15 else "partly" if gain > 1.02 else "does not hold",
         numbers={"one_s": one.step_s, "two_s": two.step_s},
         reason="What fills while the other page is trained is one version old when its turn comes; two pages do not give "
@@ -66,11 +67,18 @@ def double_buffer(bench: Bench) -> Judgement:
 
 def work_stealing(bench: Bench) -> Judgement:
     """Engines that ran dry take waiting samples from others: under a heavy tail, and where one engine is slower."""
-    base = {"rollout/max_num_seqs": 8, "workload/prompts_per_step": 512, "num_steps": 2, "workload/response_tokens/max": 4096}
+    base = {
+        "rollout/max_num_seqs": 8,
+        "workload/prompts_per_step": 512,
+        "num_steps": 2,
+        "workload/response_tokens/max": 4096,
+    }
     slow = {"faults": [{"kind": "straggler", "at": 0, "target": "actor.generate[0]", "factor": 0.5}]}
-    found = {}
+    found: dict[str, float] = {}
     for name, said in (("tail", base), ("straggler", base | slow)):
-        times = [bench.play("heavy-tail", said | {"rollout/stealing": steals}).busy_s("rollout") for steals in (False, True)]
+        times = [
+            bench.play("heavy-tail", said | {"rollout/stealing": steals}).busy_s("rollout") for steals in (False, True)
+        ]
         found |= {f"{name}_plain_s": times[0], f"{name}_stealing_s": times[1]}
     gain = found["tail_plain_s"] / found["tail_stealing_s"]
     other = found["straggler_plain_s"] / found["straggler_stealing_s"]
@@ -101,7 +109,12 @@ def over_issue(bench: Bench) -> Judgement:
 
 def back_pressure(bench: Bench) -> Judgement:
     """A buffer that fills faster than it is emptied: how full it gets, and what pausing engines costs."""
-    fast = {"num_steps": 6, "schedule/mode": "asynchronous", "schedule/staleness": {"bound": 8}, "weight_sync/in_flight": "mix"}
+    fast = {
+        "num_steps": 6,
+        "schedule/mode": "asynchronous",
+        "schedule/staleness": {"bound": 8},
+        "weight_sync/in_flight": "mix",
+    }
     plays = {"free": bench.play(BASE, fast)}
     for places in (8192, 4096):
         plays[str(places)] = bench.play(BASE, fast | {"buffer/capacity_samples": places})
@@ -109,8 +122,8 @@ def back_pressure(bench: Bench) -> Judgement:
     times = {name: one.step_s for name, one in plays.items()}
     return Judgement(
         value="; ".join(
-            f"{'ample' if name == 'free' else f'{int(name):,} places'}: {left[name]:,.0f} samples left, {times[name]:.0f} s a step, "
-            f"lag up to {plays[name].summary['lag']['max']:g}" for name in plays
+            f"{'ample' if name == 'free' else f'{int(name):,} places'}: {left[name]:,.0f} samples left, "
+            f"{times[name]:.0f} s a step, lag up to {plays[name].summary['lag']['max']:g}" for name in plays
         ),
         verdict="holds" if left["8192"] < left["free"] and times["8192"] < 1.03 * times["free"] else "partly",
         numbers={f"{name}_left": left[name] for name in plays} | {f"{name}_s": times[name] for name in plays},
@@ -121,7 +134,12 @@ def back_pressure(bench: Bench) -> Judgement:
 
 def drained(bench: Bench) -> Judgement:
     """Engines that end what runs before they take new weights, against samples that go on under the new ones."""
-    busy = {"num_steps": 6, "schedule/mode": "asynchronous", "schedule/staleness": {"bound": 8}, "buffer/capacity_samples": 4096}
+    busy = {
+        "num_steps": 6,
+        "schedule/mode": "asynchronous",
+        "schedule/staleness": {"bound": 8},
+        "buffer/capacity_samples": 4096,
+    }
     plays = {how: bench.play(BASE, busy | {"weight_sync/in_flight": how}) for how in ("drain", "mix")}
     syncs = {how: one.busy_s("weight_sync") for how, one in plays.items()}
     return Judgement(

@@ -18,11 +18,16 @@ BYTE = {f"{ENGINE}/dtype": "int8", f"{ENGINE}/kv_dtype": "float16"}
 def card(name: str) -> dict[str, Any]:
     """The engines' machine with eight cards of a kind."""
     nodes = "cluster/sites/0/nodes/0"
-    return {f"{nodes}/device": name, f"{nodes}/intra": device(name).default_link, "rollout/max_num_batched_tokens": 2048}
+    return {
+        f"{nodes}/device": name,
+        f"{nodes}/intra": device(name).default_link,
+        "rollout/max_num_batched_tokens": 2048,
+    }
 
 
 def cheaper_cards(bench: Bench) -> Judgement:
     """Response tokens for a dollar of rollout, 7B, on T4, L40S and A100; on an A10 the price that would equal an A100's."""
+    bench = bench.datasheets  # nothing was measured on T4 and A10
     found: dict[str, float] = {}
     for name, said in (("t4", BYTE), ("l40s", HALF), ("a100-80g-sxm", HALF), ("a10", HALF)):
         rate = token_rate(generated(bench, 256, card(name) | said))
@@ -35,13 +40,15 @@ def cheaper_cards(bench: Bench) -> Judgement:
     except InputError:
         whole = False
     usd = {name: found[f"{name}_tokens_per_dollar"] / 1e6 for name in ("t4", "l40s", "a100-80g-sxm")}
+    dear = device("a100-80g-sxm").price_per_hour or 0.0
     slow = found["a100-80g-sxm_tokens_per_s"] / found["a10_tokens_per_s"]
     return Judgement(
         value=f"million tokens a dollar: T4 {usd['t4']:.1f} (int8), L40S {usd['l40s']:.1f}, A100 {usd['a100-80g-sxm']:.1f}; "
-        f"an A10 is {slow:.1f}× slower than an A100, and cheaper below ${device('a100-80g-sxm').price_per_hour / slow:.2f} an hour",
+        f"an A10 is {slow:.1f}× slower than an A100, and cheaper below ${dear / slow:.2f} an hour",
         verdict="partly" if not whole and usd["t4"] > usd["a100-80g-sxm"] else "holds" if whole else "does not hold",
         numbers=found,
-        reason="At list prices small cards do give more tokens for a dollar, but 7B in 16 bits does not fit a T4 at all "
+        reason="By datasheets and at list prices small cards do give more tokens for a dollar, but 7B in 16 bits "
+        "does not fit a T4 at all "
         "(with int8 it does, at a loss of precision), step time grows three- to fourfold unless there are more of "
         "them, and their KV cache is soon short with longer contexts.",
     )  # fmt: skip
@@ -56,8 +63,8 @@ def frozen_on_cpu(bench: Bench) -> Judgement:
         f"{gpu.step_s / 60:.1f} min with two GPUs for it: {ratio:.0f}×",
         verdict="does not hold" if ratio > 2 else "partly" if ratio > 1 else "holds",
         numbers={"cpu_s": cpu.step_s, "gpu_s": gpu.step_s},
-        reason="It frees two GPUs, but scoring is as many FLOPs as a third of a training pass. On AVX2 cores of 80 GFLOP/s it "
-        "takes most of the step; cores with matrix units would be several times faster and still the slowest stage. It "
+        reason="It frees two GPUs, but scoring is as many FLOPs as a third of a training pass. On cores without matrix units it "
+        "takes most of the step; with them it would be several times faster and still the slowest stage. It "
         "suits rewards of small models.",
     )  # fmt: skip
 
@@ -88,7 +95,11 @@ def single_gpu_scorers(bench: Bench) -> Judgement:
     """Reference and reward on one GPU each, and what time slices on a single one would cost."""
     apart = bench.play("ppo-7b-16gpu", {"num_steps": 3})
     pools = bench.scenario("ppo-7b-16gpu").model_dump(mode="json")["pools"]
-    said = {"num_steps": 3, "pools": pools | {"reference": "serve[0]", "idle": "serve[1]"}, "place/reward.score/pool": "reference"}
+    said = {
+        "num_steps": 3,
+        "pools": pools | {"reference": "serve[0]", "idle": "serve[1]"},
+        "place/reward.score/pool": "reference",
+    }
     del said["pools"]["reward"]
     slices = bench.play("ppo-7b-16gpu", said | {"sharing/reference": {"how": "time_sliced", "switch": "offload"}})
     both = bench.play("ppo-7b-16gpu", said | {"sharing/reference": {"how": "resident"}})
@@ -99,7 +110,7 @@ def single_gpu_scorers(bench: Bench) -> Judgement:
         f"loaded on one ({'fits' if fits else 'does not fit'})",
         verdict="holds" if slices.step_s < 1.3 * apart.step_s else "partly", numbers=found,
         reason="Neither trains, so that both fit one GPU at once and turns save nothing; scoring on one GPU instead of two "
-        "takes twice as long, but only part of it shows behind the critic.",
+        "takes twice as long, which the critic's update hides here.",
     )  # fmt: skip
 
 

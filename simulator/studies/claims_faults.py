@@ -42,7 +42,8 @@ def every_step(bench: Bench) -> Judgement:
         value=f"{held:.0%} longer where trainers wait for a parallel file system, {beside:.1%} where the copy is written beside "
         f"the next step; {slow:.0f}× as long at 90 MB/s",
         verdict="holds" if held < 0.05 else "partly", numbers={"blocking": held, "beside": beside, "slow": slow},
-        reason="With storage of 15 GB/s and steps of minutes it is affordable, and nearly free when it is asynchronous; with "
+        reason="With storage of 15 GB/s and steps of minutes it is affordable, as the next rollout hides most of it, and "
+        "nearly free when it is asynchronous; with "
         "slow storage it is out of the question.",
     )  # fmt: skip
 
@@ -83,7 +84,8 @@ def frequent_checkpoints(bench: Bench) -> Judgement:
         found[f"{number}_pause_s"] = makespan(quiet) - base
         found[f"{number}_redo_s"] = makespan(lost) - makespan(quiet)
     told = (
-        f"every {n}: {found[f'{n}_redo_s']:.0f} s lost to a fault, {found[f'{n}_pause_s']:.0f} s of pauses" for n in (1, 2, 4)
+        f"every {n}: {found[f'{n}_redo_s']:.0f} s lost to a fault, {found[f'{n}_pause_s']:.0f} s of pauses"
+        for n in (1, 2, 4)
     )
     falls, rises = found["1_pause_s"] > found["4_pause_s"], found["1_redo_s"] < found["4_redo_s"]
     return Judgement(

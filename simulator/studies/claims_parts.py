@@ -14,7 +14,12 @@ from simulator.studies.claims_scoring import scored
 
 def ppo_or_dpo(bench: Bench) -> Judgement:
     """The same number of samples of the same lengths on sixteen GPUs with PPO, on eight with DPO."""
-    said = {"schedule/mode": "synchronous", "checkpoint/every_steps": None, "num_steps": 3, "workload/prompts_per_step": 192}
+    said = {
+        "schedule/mode": "synchronous",
+        "checkpoint/every_steps": None,
+        "num_steps": 3,
+        "workload/prompts_per_step": 192,
+    }
     dpo = bench.play("dpo-7b", said | {"update/minibatch_samples": 384})
     lengths = bench.scenario("dpo-7b").model_dump(mode="json", by_alias=True)["workload"]
     ppo = bench.play("ppo-7b-16gpu", {"num_steps": 3, "checkpoint/every_steps": None} | {
@@ -36,7 +41,12 @@ def mixed_precision(bench: Bench) -> Judgement:
     """A trainer in float32 and in bfloat16."""
     found = {}
     for dtype in ("float32", "bfloat16"):
-        said = {"num_steps": 2, "models/actor/dtype": dtype, f"{ENGINE}/dtype": "bfloat16", f"{ENGINE}/kv_dtype": "bfloat16"}
+        said = {
+            "num_steps": 2,
+            "models/actor/dtype": dtype,
+            f"{ENGINE}/dtype": "bfloat16",
+            f"{ENGINE}/kv_dtype": "bfloat16",
+        }
         found[dtype] = bench.play("grpo-7b-16gpu", said).busy_s("update_actor")
     gain = found["float32"] / found["bfloat16"]
     return Judgement(
@@ -47,15 +57,21 @@ def mixed_precision(bench: Bench) -> Judgement:
 
 
 def quantised_engine(bench: Bench) -> Judgement:
-    """Engines with int8 weights, and with a cache of eight bits on top."""
-    wide = token_rate(generated(bench))
-    narrow = token_rate(generated(bench, 256, {f"{ENGINE}/dtype": "int8"}))
-    both = token_rate(generated(bench, 256, {f"{ENGINE}/dtype": "int8", f"{ENGINE}/kv_dtype": "fp8"}))
+    """Engines with int8 weights on A100, by datasheets; and with fp8 weights on H100, by measured kernels."""
+    sheets = bench.datasheets
+    wide = token_rate(generated(sheets))
+    narrow = token_rate(generated(sheets, 256, {f"{ENGINE}/dtype": "int8"}))
+    both = token_rate(generated(sheets, 256, {f"{ENGINE}/dtype": "int8", f"{ENGINE}/kv_dtype": "fp8"}))
+    hopper = {"cluster/sites/0/nodes/0/device": "h100-80g-sxm", "cluster/sites/0/nodes/0/intra": "nvlink4"}
+    plain = token_rate(generated(bench, 256, hopper))
+    fp8 = token_rate(generated(bench, 256, hopper | {f"{ENGINE}/dtype": "fp8"}))
+    found = {"int8": narrow / wide, "int8_and_cache": both / wide, "fp8_measured": fp8 / plain}
     return Judgement(
-        value=f"{narrow / wide:.2f}× the tokens a second with int8 weights, {both / wide:.2f}× with an fp8 cache too",
-        verdict="holds" if narrow > 1.2 * wide else "partly", numbers={"weights": narrow / wide, "cache": both / wide},
-        reason="Decoding reads half the bytes. The engine's policy is then not exactly the trainer's, and every sync has to "
-        "quantise anew.",
+        value=f"A100, int8 weights: {found['int8']:.2f}× the tokens a second by datasheets, {found['int8_and_cache']:.2f}× with an "
+        f"fp8 cache too; H100, fp8 weights: {found['fp8_measured']:.2f}× by measured kernels",
+        verdict="holds" if min(found.values()) > 1.1 else "partly", numbers=found,
+        reason="Decoding reads half the bytes of weights; with full batches attention and what surrounds it weigh as much. The "
+        "engine's policy is then not exactly the trainer's, and every sync has to quantise anew.",
     )  # fmt: skip
 
 
@@ -122,7 +138,7 @@ def ray_calls(bench: Bench) -> Judgement:
 
 def _calls(played: Played) -> float:
     """The most that a pool waits for calls."""
-    return max(account.get("waiting:dispatch", 0.0) for account in played.summary["pools"].values())
+    return max(float(account.get("waiting:dispatch", 0.0)) for account in played.summary["pools"].values())
 
 
 def engine_logprobs(bench: Bench) -> Judgement:
@@ -163,7 +179,8 @@ def autoscaling(bench: Bench) -> Judgement:
     slower = scaled.busy_s("rollout") / fixed.busy_s("rollout")
     return Judgement(
         value=f"rollout {scaled.busy_s('rollout'):.0f} s instead of {fixed.busy_s('rollout'):.0f} s ({slower:.2f}×)",
-        verdict="partly" if slower > 1.05 else "holds", numbers={"fixed_s": fixed.busy_s("rollout"), "scaled_s": scaled.busy_s("rollout")},
+        verdict="partly" if slower > 1.05 else "holds",
+        numbers={"fixed_s": fixed.busy_s("rollout"), "scaled_s": scaled.busy_s("rollout")},
         reason="An engine takes half a minute to start, as long as this whole rollout: within a step autoscaling comes too late. "
         "It suits demand that changes over many minutes.",
     )  # fmt: skip

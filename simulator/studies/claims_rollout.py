@@ -35,10 +35,9 @@ def continuous_batching(bench: Bench) -> Judgement:
         static = generated(bench, prompts, said | {"rollout/batching": "static"}).busy_s("rollout")
         found[name] = static / generated(bench, prompts, said).busy_s("rollout")
     low, usual, high = min(found.values()), found["usual"], max(found.values())
-    verdict = "holds" if usual >= 3 else "partly" if high >= 3 else "does not hold"
     return Judgement(
         value=f"{usual:.1f}× with 128 slots an engine; {low:.1f}× to {high:.1f}× over {len(cases)} settings",
-        verdict=verdict, numbers=found,
+        verdict="holds" if usual >= 3 else "partly" if high >= 3 else "does not hold", numbers=found,
         reason="The gain comes from requests that queue behind a slot and from lengths that differ: with as many slots as "
         "requests there is none, and a step ends with its longest response under either. Iterations of a fuller batch "
         "also take longer, so that slots kept busy do not pay in full.",

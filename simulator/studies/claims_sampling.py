@@ -32,12 +32,16 @@ def entropy(probabilities: NDArray[np.float64]) -> float:
 def lower_top_p(bench: Bench) -> Judgement:
     """Entropy when the nucleus is made smaller."""
     found = {p: [entropy(distribution(steep, top_p=p)) for steep in STEEPNESS] for p in (1.0, 0.95, 0.9, 0.8)}
-    falls = all(a > b for high, low in ((1.0, 0.95), (0.95, 0.9), (0.9, 0.8)) for a, b in zip(found[high], found[low], strict=True))
+    falls = all(
+        a > b
+        for high, low in ((1.0, 0.95), (0.95, 0.9), (0.9, 0.8))
+        for a, b in zip(found[high], found[low], strict=True)
+    )
     told = ", ".join(f"{rows[1]:.2f} nats at top-p {p:g}" for p, rows in found.items())
     return Judgement(
         value=told, verdict="does not hold" if falls else "holds", numbers={f"{p:g}": rows[1] for p, rows in found.items()},
-        reason="Cutting the tail and renormalising can only make the rest more certain: a lower top-p lowers the entropy "
-        "further. To raise it, raise top-p (or the temperature).",
+        reason="Cutting the tail and renormalising always makes the rest more certain, whatever the distribution (Zipf's law "
+        "stands in for it here): a lower top-p lowers the entropy further. To raise it, raise top-p or the temperature.",
     )  # fmt: skip
 
 
@@ -47,15 +51,19 @@ def hotter_is_faster(bench: Bench) -> Judgement:
     for name, slope in (("grow", 0.5), ("stay", 0.0), ("shrink", -0.5)):
         times = []
         for heat in (0.7, 1.2):
-            said = {"sampling/temperature": heat, "sampling/lengths/temperature": slope, "workload/response_tokens/max": 4000}
+            said = {
+                "sampling/temperature": heat,
+                "sampling/lengths/temperature": slope,
+                "workload/response_tokens/max": 4000,
+            }
             times.append(generated(bench, 256, said).busy_s("rollout"))
         found[name] = times[1] / times[0]
     return Judgement(
         value=f"rollout takes {found['grow']:.2f}× as long at 1.2 as at 0.7 if responses grow with the temperature "
         f"(by e^0.5 a unit), {found['stay']:.2f}× if they do not, {found['shrink']:.2f}× if they shrink",
         verdict="does not hold" if found["stay"] == 1 and found["grow"] > 1 else "partly", numbers=found,
-        reason="The temperature changes no cost of a token. Only if hotter responses were shorter would sampling be faster; "
-        "they are usually found to ramble on, which is slower. It is no means against slow sampling.",
+        reason="The temperature changes no cost of a token. Only if responses became shorter with it would sampling be "
+        "faster, and nothing says that they do; the slopes here are assumed. It is no means against slow sampling.",
     )  # fmt: skip
 
 
@@ -67,7 +75,8 @@ def usual_nucleus(bench: Bench) -> Judgement:
         value=f"{1 - kept[0.9]:.1%} to {1 - kept[0.95]:.1%} of the tokens are cut, 5 to 10 % of the probability, "
         f"{lost[0.95]:.0%} to {lost[0.9]:.0%} of the entropy",
         verdict="partly" if lost[0.9] > 0.1 else "holds", numbers={"kept_90": kept[0.9], "kept_95": kept[0.95], "lost": lost[0.9]},
-        reason="It does cut a long tail of single unlikely tokens and keeps most of the mass. But the policy that is trained "
+        reason="Of a Zipf-shaped distribution over 50,000 tokens, a stand-in. It does cut a long tail of unlikely tokens "
+        "and keeps most of the mass. But the policy that is trained "
         "is the whole one: log-probabilities of the engine then belong to another distribution, unless they are taken "
         "before the cut.",
     )  # fmt: skip
@@ -79,7 +88,8 @@ def temperature_advice(bench: Bench) -> Judgement:
     moving = {"sampling/temperature": {"start": 1.0, "end": 0.6, "schedule": "linear"}, "num_steps": 3}
     same = generated(bench, 64, moving).step_s / generated(bench, 64, {"num_steps": 3}).step_s
     return Judgement(
-        value=f"entropy {found[1.0]:.2f}, {found[0.8]:.2f} and {found[0.6]:.2f} nats at 1.0, 0.8 and 0.6; {same:.2f}× the step time",
+        value=f"entropy {found[1.0]:.2f}, {found[0.8]:.2f} and {found[0.6]:.2f} nats at 1.0, 0.8 and 0.6; {same:.2f}× the "
+        "step time",
         verdict="cannot be judged", numbers={f"{heat:g}": value for heat, value in found.items()} | {"time": same},
         reason="Which diversity helps learning is not simulated. It costs no time. At a temperature other than 1 samples are "
         "not the policy's own, which PPO's ratio must take into account.",

@@ -16,7 +16,10 @@ ENGINES = 8
 def tokens_a_day(bench: Bench) -> Judgement:
     """Ten million prompts a day with two candidates of 500 tokens: tokens a second, and GPUs."""
     rate = 10e6 * 2 * 500 / DAY
-    said = {"workload/samples_per_prompt": 2, "workload/response_tokens": {"dist": "lognormal", "mean": 500, "p95": 1400, "max": 4000}}
+    said = {
+        "workload/samples_per_prompt": 2,
+        "workload/response_tokens": {"dist": "lognormal", "mean": 500, "p95": 1400, "max": 4000},
+    }
     played = generated(bench, 1024, said | {"update/minibatch_samples": 512, "rollout/max_num_seqs": 256})
     each = token_rate(played) / ENGINES
     prompts = played.summary["tokens"]["prompt"] / played.summary["tokens"]["response"]

@@ -52,14 +52,15 @@ def batched_scoring(bench: Bench) -> Judgement:
 def int8_scoring(bench: Bench) -> Judgement:
     """Reference and reward with int8 weights: time and memory."""
     said = {"place/reward.score/dtype": "int8", "place/reference.score/dtype": "int8"}
-    wide, narrow = scored(bench), scored(bench, said)
+    wide, narrow = scored(bench.datasheets), scored(bench.datasheets, said)
     memory = [device_bytes(one.scenario, one.scenario.team("reward", "score")[0]) for one in (wide, narrow)]
     gain = wide.busy_s("reward") / narrow.busy_s("reward")
     return Judgement(
         value=f"{gain:.2f}× as fast, {memory[1] / 1e9:.1f} GB instead of {memory[0] / 1e9:.1f} GB",
         verdict="holds" if gain > 1.3 else "partly",
         numbers={"gain": gain, "bytes": memory[1], "wide_bytes": memory[0]},
-        reason="It assumes kernels that compute in int8 at the card's peak. bitsandbytes, which is named, computes in 16 bits "
+        reason="By datasheets, with kernels that compute in int8 at the card's peak; none were measured. "
+        "bitsandbytes, which is named, computes in 16 bits "
         "and is usually slower than without; the memory is saved either way.",
     )  # fmt: skip
 

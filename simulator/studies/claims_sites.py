@@ -82,7 +82,10 @@ def local_scoring(bench: Bench) -> Judgement:
     """The reward model at the trainers' site, and beside the engines."""
     home = sent(bench)
     pools = bench.scenario(SITES).model_dump(mode="json")["pools"]
-    away = sent(bench, {"pools": pools | {"rollout": "serve[0:12]", "reward": "serve[12:16]"}, "place/actor.generate/0/engines": 12})
+    away = sent(
+        bench,
+        {"pools": pools | {"rollout": "serve[0:12]", "reward": "serve[12:16]"}, "place/actor.generate/0/engines": 12},
+    )
     gone = abs(away.busy_s("transfer") - home.busy_s("transfer"))
     return Judgement(
         value=f"samples take {home.busy_s('transfer'):.2f} s with scoring at the trainers' site, {away.busy_s('transfer'):.2f} s "

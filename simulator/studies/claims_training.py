@@ -47,7 +47,11 @@ def rollout_or_update(bench: Bench) -> Judgement:
     found = {}
     for mean, prompts in ((250, 256), (1000, 256), (4000, 256), (4000, 32)):
         lengths = {"dist": "lognormal", "mean": mean, "p95": 2.8 * mean, "max": 4 * mean}
-        said = {"num_steps": 1, "workload/response_tokens": lengths, "update/microbatch_tokens": max(16384, 4 * mean + 1024)}
+        said = {
+            "num_steps": 1,
+            "workload/response_tokens": lengths,
+            "update/microbatch_tokens": max(16384, 4 * mean + 1024),
+        }
         said |= {"workload/prompts_per_step": prompts, "update/minibatch_samples": min(512, 8 * prompts)}
         played = bench.play("grpo-7b-16gpu", said)
         found[f"{8 * prompts:,} of {mean:,} tokens"] = played.busy_s("rollout") / played.busy_s("update_actor")

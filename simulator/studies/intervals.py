@@ -1,6 +1,6 @@
 """How often to save: a sweep of the checkpoint interval under drawn failures against Young's and Daly's formula.
 
-    python -m simulator.studies.intervals
+python -m simulator.studies.intervals
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class Row:
     num_faults: int
 
 
-def scenario(num_steps: int, every_steps: int, seed: int = 0, mtbf_s: float | None = None, at: float | None = None) -> Scenario:
+def scenario(
+    num_steps: int, every_steps: int, seed: int = 0, mtbf_s: float | None = None, at: float | None = None
+) -> Scenario:
     """One trainer that saves every so many steps and fails now and then, or once."""
     fault = {"kind": "trainer_lost", "detect": COME_BACK_S, "start": COME_BACK_S}
     faults = [fault | {"mtbf": mtbf_s}] if mtbf_s else []
@@ -123,7 +125,7 @@ def main() -> None:
     """Prints the sweep."""
     chosen = costs().chosen
     every = sorted({max(round(chosen * factor), 1) for factor in (0.25, 0.5, 0.71, 1, 1.41, 2, 4)})
-    known, rows = sweep(every, 6000, range(3))
+    known, rows = sweep(every, 2000, range(3))
     print(f"a step {known.step_s:.4g} s, a write {known.write_s:.4g} s, failures every {known.mtbf_s:.4g} s")
     for row in rows:
         mark = "  <- Daly" if row.every_steps == chosen else ""

@@ -152,7 +152,12 @@ def training(run: Run, role: str = "actor") -> Scenario:
 
 
 def _scenario(
-    run: Run, arch: Any, nodes: list[dict[str, Any]], place: dict[str, Any], changes: dict[str, Any], role: str = "actor"
+    run: Run,
+    arch: Any,
+    nodes: list[dict[str, Any]],
+    place: dict[str, Any],
+    changes: dict[str, Any],
+    role: str = "actor",
 ) -> Scenario:
     critic = role == "critic" or run.samples == 1  # without one there would be nothing to compare a lone sample with
     spare: dict[str, Any] = {"reward.score": {"pool": "serve", "kind": "function", "function": "task"}}

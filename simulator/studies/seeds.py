@@ -50,8 +50,8 @@ def many(
 ) -> dict[str, Interval]:
     """Figures of the scenario over seeds, played in so many processes; `progress` hears how many are done.
 
-    Keys: `makespan_s`, `step_s`, `samples_per_s`, `response_tokens_per_s`, `lag`, `stages.NAME` (busy seconds per
-    step); a figure that a run does not have is left out. The result does not depend on the number of processes.
+    Keys: `makespan_s`, `step_s`, `samples_per_s`, `response_tokens_per_s`, `lag`, `goodput`, `stages.NAME` (busy
+    seconds per step); a figure that a run does not have is left out. The result does not depend on the number of processes.
     """
     play = partial(_figures, scenario, profiles)
     found: list[dict[str, float]] = []
@@ -72,5 +72,6 @@ def _figures(scenario: Scenario, profiles: Mapping[str, Profile], seed: int) -> 
         "samples_per_s": summary["samples_per_s"],
         "response_tokens_per_s": summary["response_tokens_per_s"],
         "lag": lag.get("mean"),
+        "goodput": summary["goodput"],
     } | {f"stages.{name}": row["busy_s_per_step"] for name, row in summary["stages"].items()}
     return {name: float(value) for name, value in figures.items() if value is not None}

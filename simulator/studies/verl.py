@@ -31,7 +31,8 @@ JUDGED = ("gen", "old_log_prob", "ref", "update_critic", "update_actor")
 """timers of generation, log-probs and updates, which have to keep a rule of their own"""
 LEAST_ALLOWED = 0.10
 _TWO_KINDS = (
-    "steps of two kinds that lengths do not tell apart: a fifth spend 1.3 s more in old log-probs, and 1.4 s less in the update"
+    "steps of two kinds that lengths do not tell apart: a fifth spend 1.3 s more in old log-probs, "
+    "and 1.4 s less in the update"
 )
 WHY = {
     ("playverl_verl_qwen2_7b_min", "old log-prob"): _TWO_KINDS,
@@ -93,7 +94,9 @@ class Verdict:
         return self.error <= self.allowed and beaten
 
     def __str__(self) -> str:
-        figures = f"{self.error:.1%} of {self.allowed:.1%} allowed, the mean of the first {NUM_CALIBRATION_STEPS} errs by"
+        figures = (
+            f"{self.error:.1%} of {self.allowed:.1%} allowed, the mean of the first {NUM_CALIBRATION_STEPS} errs by"
+        )
         why = "" if self.holds else WHY.get((self.run, self.stage), "")
         word = "holds" if self.holds else "FAILS"
         return f"{word}: {self.run}, {self.stage}: {figures} {self.mean_error:.1%}{'; ' if why else ''}{why}"

@@ -21,18 +21,25 @@ MODES = ("synchronous", "one_step_off")
 
 
 def played(scenario: Scenario, seconds: float = 1.0) -> Timeline:
-    """The earliest lawful timeline in which every stage takes `seconds`: a max-plus evaluation of the graph."""
+    """The earliest lawful timeline in which every stage takes `seconds`: a max-plus evaluation of the graph.
+
+    A stage that could take samples one by one waits for all of them.
+    """
     graph = build(scenario)
+
+    def needs(stage: str, step: int) -> list[tuple[str, int]]:
+        return [*graph.requirements(stage, step), *graph.streams(stage, step)]
+
     ends: dict[tuple[str, int], float] = {}
     spans = []
     pending = [
         (stage, step) for step in range(graph.num_steps) for stage in graph.nodes if graph.nodes[stage].runs(step)
     ]
     while pending:
-        ready = [key for key in pending if all(need in ends for need in graph.requirements(*key))]
+        ready = [key for key in pending if all(need in ends for need in needs(*key))]
         assert ready, "the graph is stuck"
         for stage, step in ready:
-            start = max((ends[need] for need in graph.requirements(stage, step)), default=0.0)
+            start = max((ends[need] for need in needs(stage, step)), default=0.0)
             ends[stage, step] = start + seconds
             spans += [span(stage, step, worker, start, start + seconds) for worker in graph.nodes[stage].workers]
         pending = [key for key in pending if key not in ends]

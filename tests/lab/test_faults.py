@@ -76,7 +76,7 @@ def test_an_entry_that_contradicts_itself_names_its_part(fault: dict[str, Any], 
 
 def test_a_chance_that_names_nothing_is_that_of_everyone() -> None:
     chosen = scenario({"kind": "trainer_lost", "mtbf": "10 h"}, {"kind": "node_lost", "mtbf": "10 h"})
-    assert hit(chosen, chosen.faults[0]) == tuple(f"actor.train[{i}]" for i in range(3)) + ("critic.train[0]",)
+    assert hit(chosen, chosen.faults[0]) == (*tuple(f"actor.train[{i}]" for i in range(3)), "critic.train[0]")
     assert hit(chosen, chosen.faults[1]) == ("serve/0", "train/0", "train/1")
     assert set(taken(chosen, "train/1")) == {"actor.train[2]", "critic.train[0]"}
     assert [rolls_back(chosen, "node_lost", machine) for machine in ("serve/0", "train/0")] == [False, True]

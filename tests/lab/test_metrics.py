@@ -265,7 +265,8 @@ def test_a_step_ends_with_the_weights_on_the_engines_or_without_any_with_the_upd
 def test_packing_is_a_mean_over_updates_and_unknown_where_nobody_noted_it() -> None:
     noted = [
         msgspec.structs.replace(
-            span(f"update_actor/{step}/actor.train[0]", step, step + 1), attrs={"padding": share, "imbalance": 2 * share}
+            span(f"update_actor/{step}/actor.train[0]", step, step + 1),
+            attrs={"padding": share, "imbalance": 2 * share},
         )
         for step, share in enumerate((0.1, 0.3))
     ]

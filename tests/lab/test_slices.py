@@ -31,7 +31,7 @@ def test_alone_each_model_takes_its_turn_as_often_as_its_stages_are_apart() -> N
     assert of(sliced()) == [
         ("actor.generate", ("rollout",)),
         ("reference.score", ("reference",)),
-        ("critic.train", ("value", "update_critic")),
+        ("critic.train", ("value", "advantage", "update_critic")),
         ("actor.train", ("update_actor", "weight_sync", "checkpoint")),
     ]
 
@@ -58,6 +58,14 @@ def test_engines_alone_move_where_the_others_stay_loaded() -> None:
 def test_the_devices_of_a_pool_are_dealt_anew_in_every_slice() -> None:
     scenario = sliced(slices=PHASES)
     assert scenario.workers["actor.generate[0]"].devices == scenario.workers["reference.score[0]"].devices
+
+
+def test_a_turn_lasts_until_what_its_workers_do_on_the_host_has_ended() -> None:
+    sent = TINY | {"experience": {"transport": "rpc"}}
+    said = {"all": {"how": "time_sliced", "switch": "offload", "slices": PHASES}}
+    scenario = Scenario.model_validate_json(json.dumps(sent | {"sharing": said, "schedule": {"mode": "synchronous"}}))
+    assert of(scenario)[0] == ("actor.generate", ("rollout", "transfer"))
+    assert ("transfer", 0) in build(scenario).requirements("switch:all:0", 0)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,9 @@ def test_experts_shared_by_ranks_move_tokens_and_hold_fewer_parameters() -> None
 def test_a_small_pass_takes_as_long_as_launching_its_kernels() -> None:
     few = PASS | {"tokens": 64.0, "linear_flops": 1e12, "attention_flops": 1e10}
     assert cost(made(), "forward", few) == pytest.approx(28 * 1.5e-3 + PASS_S["gpu"])
-    assert cost(made(), "backward", few) == pytest.approx(2 * (28 * 1.5e-3 + PASS_S["gpu"])), "layers are launched again to recompute"
+    assert cost(made(), "backward", few) == pytest.approx(2 * (28 * 1.5e-3 + PASS_S["gpu"])), (
+        "layers are launched again to recompute"
+    )
 
 
 def test_products_with_routed_experts_run_at_a_rate_of_their_own() -> None:

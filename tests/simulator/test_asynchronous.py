@@ -21,7 +21,7 @@ from simulator import asynchronous, run
 from simulator.collecting import Collecting
 from simulator.ledger import INDEX, STEP
 from simulator.run import simulate
-from simulator.world import World
+from simulator.world import Process, World
 
 SHEETS = {"a100-80g-sxm": datasheet("a100-80g-sxm")}
 BASE = load("scenarios/ppo-7b-16gpu.yaml").model_dump(mode="json", by_alias=True)
@@ -42,6 +42,7 @@ SMALL: dict[str, Any] = {
     "checkpoint": {"every_steps": None},
 }
 MODE = {"mode": "asynchronous"}
+BARRIER: dict[str, Any] = {"schedule": {"mode": "synchronous"}, "weight_sync": {}}
 WHOLE = ("algorithm", "schedule", "weight_sync", "buffer")
 """sections that a change replaces as a whole"""
 
@@ -91,7 +92,8 @@ def scenarios(draw: st.DrawFn) -> Scenario:
                 "staleness": {"unit": unit, "bound": draw(st.integers(0, 2)), "at_bound": at_bound},
             },
             "buffer": {"capacity_samples": capacity, "at_high": draw(st.sampled_from(["pause", "throttle"]))},
-            "weight_sync": {"trigger": trigger, "in_flight": draw(st.sampled_from(["drain", "interrupt", "mix"]))} | every,
+            "weight_sync": {"trigger": trigger, "in_flight": draw(st.sampled_from(["drain", "interrupt", "mix"]))}
+            | every,
             "rollout": {"max_num_seqs": draw(st.sampled_from([2, 8, 64]))},
         }
     )
@@ -153,7 +155,7 @@ def test_a_bound_of_zero_trains_every_step_on_its_own_samples_in_order() -> None
     assert summarise(timeline)["lag"] == {"mean": 0.0, "max": 0}
     ends = {span.step: span.end_s for span in spans(timeline, "weight_sync")}
     assert all(span.start_s >= ends[span.step - 1] for span in spans(timeline, "rollout") if span.step)
-    synchronous = play(scenario({"schedule": {"mode": "synchronous"}, "weight_sync": {"in_flight": "drain"}}))
+    synchronous = play(scenario(BARRIER))
     assert summarise(timeline)["makespan_s"] == pytest.approx(summarise(synchronous)["makespan_s"], rel=0.05)
 
 
@@ -170,7 +172,8 @@ FIXED = {
 
 
 def test_the_trainer_sets_the_pace_where_it_is_slowest() -> None:
-    timeline = play(scenario(FIXED, {"schedule": MODE | {"staleness": {"bound": 3}}}))
+    short = {"workload": {"response_tokens": {"dist": "fixed", "value": 8}}, "rollout": {"max_num_seqs": 256}}
+    timeline = play(scenario(FIXED, short, {"schedule": MODE | {"staleness": {"bound": 3}}}))
     chain = ("advantage", "update_actor", "weight_sync")
     steady = step_times(timeline)[3:]
     for step, seconds in enumerate(steady, start=3):
@@ -188,8 +191,8 @@ def test_the_engines_set_the_pace_where_they_are_slowest() -> None:
     summary, engines = summarise(timeline), len(chosen.team("actor", "generate"))
     assert summary["bottleneck"]["stage"] == "rollout"
     waves = chosen.workload.samples_per_step / (engines * chosen.rollout.max_num_seqs)
-    alone = play(scenario(FIXED, {"workload": slow | {"prompts_per_step": 8}, "schedule": {"mode": "synchronous"},
-                                  "update": {"minibatch_samples": 32}, "num_steps": 1}))  # fmt: skip
+    once = {"workload": slow | {"prompts_per_step": 8}, "update": {"minibatch_samples": 32}, "num_steps": 1}
+    alone = play(scenario(FIXED, BARRIER, once))
     wave = max(span.seconds for span in spans(alone, "rollout"))
     sync = max(span.seconds for span in spans(timeline, "weight_sync"))
     mean = sum(step_times(timeline)[2:]) / len(step_times(timeline)[2:])
@@ -198,7 +201,7 @@ def test_the_engines_set_the_pace_where_they_are_slowest() -> None:
 
 def test_without_a_barrier_no_step_is_longer_than_with_one() -> None:
     free = summarise(play(scenario({"num_steps": 6})))["step_s"]["mean"]
-    held = summarise(play(scenario({"num_steps": 6, "schedule": {"mode": "synchronous"}})))["step_s"]["mean"]
+    held = summarise(play(scenario(BARRIER, {"num_steps": 6})))["step_s"]["mean"]
     assert free < held
 
 
@@ -228,7 +231,7 @@ def test_samples_of_a_prompt_are_trained_together() -> None:
 
 def test_a_run_that_cannot_go_on_says_who_waits_for_whom() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staleness, "may_issue", lambda rule, version, issued, now: 64 if not issued else 0)
+        patch.setattr(staleness, "may_issue", lambda rule, version, issued, now: max(64 - issued, 0))
         with pytest.raises(RunStuck) as stuck:
             play(scenario())
     told = str(stuck.value)
@@ -237,15 +240,20 @@ def test_a_run_that_cannot_go_on_says_who_waits_for_whom() -> None:
     assert "batch 1 waits for 64 samples, 0 are ready and 0 under way" in told
 
 
+def kept(production: asynchronous.Production, step: int) -> Process:
+    """A page that nobody ever gives back."""
+    yield production._world.env.event()
+
+
 def test_a_full_buffer_says_so() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asynchronous.Production, "_release", lambda production, step: iter(()))
+        patch.setattr(asynchronous.Production, "_release", kept)
         with pytest.raises(RunStuck, match="the buffer pushes back, 64 of 64 places are taken"):
             play(scenario({"buffer": {"capacity_samples": 64}}))
 
 
 def test_synchronous_runs_say_it_too() -> None:
-    chosen = scenario({"schedule": {"mode": "synchronous"}})
+    chosen = scenario(BARRIER)
     world = world_of(chosen)
     with pytest.MonkeyPatch.context() as patch:
         never = world.env.event()
@@ -257,5 +265,7 @@ def test_synchronous_runs_say_it_too() -> None:
             return [wait()]
 
         patch.setitem(run.STAGES, "reward", endless)
-        with pytest.raises(RunStuck, match=r"reward of step 1 is under way and does not end; advantage of step 1 waits"):
+        with pytest.raises(
+            RunStuck, match=r"reward of step 1 is under way and does not end; advantage of step 1 waits"
+        ):
             play(chosen)

@@ -48,7 +48,11 @@ def test_one_checkpoint_at_a_time_leaves_the_hosts_memory() -> None:
     """Storage so slow that a write outlasts a step: the next copy waits for it."""
     data = BIG.model_dump(mode="json", by_alias=True)
     data["cluster"]["sites"][0]["storage"] = {"write": 2e8}
-    timeline = play(Scenario.model_validate(data | {"num_steps": 3, "checkpoint": {"every_steps": 1, "blocking": False}}, strict=False))
+    timeline = play(
+        Scenario.model_validate(
+            data | {"num_steps": 3, "checkpoint": {"every_steps": 1, "blocking": False}}, strict=False
+        )
+    )
     for worker in ("actor.train[0]", "critic.train[0]"):
         writes = sorted((s for s in ops(timeline, "write") if s.worker == worker), key=lambda s: s.start_s)
         copies = sorted((s for s in ops(timeline, "snapshot") if s.worker == worker), key=lambda s: s.start_s)
@@ -62,7 +66,9 @@ def test_a_write_beside_shares_the_network_with_the_steps() -> None:
     """Its flows and those of the gradients meet at the machine's port."""
     data = BIG.model_dump(mode="json", by_alias=True)
     data["cluster"]["sites"][0] |= {"storage": {"write": "100 GB/s"}, "fabric": {"link": "ethernet-10"}}
-    slow = Scenario.model_validate(data | {"num_steps": 2, "checkpoint": {"every_steps": 1, "blocking": False}}, strict=False)
+    slow = Scenario.model_validate(
+        data | {"num_steps": 2, "checkpoint": {"every_steps": 1, "blocking": False}}, strict=False
+    )
     calm = play(slow.replace({"checkpoint": {"every_steps": None}}))
     busy = play(slow)
 

@@ -127,6 +127,18 @@ def test_scores_of_single_samples_follow_their_arrival() -> None:
     assert starts(single, "reward") < ends(single, "transfer") <= ends(single, "reward") < ends(batch, "reward")
 
 
+@pytest.mark.parametrize("mode", ["synchronous", "one_step_off"])
+def test_single_samples_are_sent_and_scored_beside_the_rollout(mode: str) -> None:
+    """One stage after the other has each sample as soon as the one before is done with it."""
+    lengths = {"response_tokens": {"dist": "lognormal", "mean": 200, "p95": 500, "max": 1000}}
+    load = scenario(None).workload.model_dump(mode="json") | lengths
+    experience = {"logprobs": "top_k", "top_k": 500, "prefetch": True}
+    timeline = play(experience, away=True, schedule={"mode": mode, "scoring": "sample"}, workload=load)
+    assert (
+        starts(timeline, "reward") < ends(timeline, "rollout") < ends(timeline, "transfer") <= ends(timeline, "reward")
+    )
+
+
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_compression_helps_a_narrow_line_and_costs_on_a_wide_one(codec: str) -> None:
     narrow = [sends(play({"compression": name, "logprobs": "none"}, away=True)) for name in ("none", codec)]

@@ -46,7 +46,7 @@ CALM = play()
 LENGTH = makespan(CALM)
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.lists(st.floats(1.0, LENGTH - 1), min_size=1, max_size=3), st.booleans())
 def test_a_run_takes_longer_by_what_was_lost(times: list[float], blocking: bool) -> None:
     """Its steps are those of a run without faults: the same work, done again where it was lost. What ran beside a
@@ -99,6 +99,13 @@ def test_what_was_lost_is_on_the_account_of_the_fault() -> None:
     assert tokens["response"] == summarise(CALM)["tokens"]["response"]
 
 
+@pytest.mark.parametrize("at", [250.0, 480.0])
+def test_a_rollout_ahead_is_lost_with_the_step_that_it_is_for(at: float) -> None:
+    timeline = play(TRAINER | {"at": at}, schedule={"mode": "one_step_off"}, num_steps=4)
+    assert {span.step for span in timeline.lost() if span.stage == "rollout"} >= {timeline.header.faults[0]["step"]}
+    assert {span.step - span.policy_version for span in timeline.stages() if span.stage == "rollout"} == {0, 1}
+
+
 def test_a_second_loss_while_the_first_is_mended_starts_the_mending_anew() -> None:
     timeline = play(TRAINER | {"at": 300.0}, TRAINER | {"at": 308.0})
     first, second = timeline.header.faults
@@ -146,7 +153,9 @@ def test_a_degraded_link_stays_so_when_the_run_goes_back() -> None:
     cut = {"kind": "link_degraded", "target": "port serve/0", "at": 0.0, "factor": 0.01}
     timeline = play(cut, TRAINER | {"at": 300.0})
     again = [s.seconds for s in timeline.stages() if (s.stage, s.step) == ("weight_sync", 0)]
-    assert max(again) == pytest.approx(max(s.seconds for s in play(cut).stages() if (s.stage, s.step) == ("weight_sync", 0)))
+    assert max(again) == pytest.approx(
+        max(s.seconds for s in play(cut).stages() if (s.stage, s.step) == ("weight_sync", 0))
+    )
 
 
 def test_a_lost_buffer_costs_the_samples_in_it() -> None:
@@ -188,7 +197,10 @@ def test_a_lost_engine_loses_what_it_had_not_ended() -> None:
         failed = rollouts(timeline, 0)["rollout/0/actor.generate[0]"]
         lost = failed.attrs["lost_samples"]
         assert lost == timeline.header.samples["lost"] > 0 and failed.end_s < 21
-        assert sum(span.attrs["samples"] for span in rollouts(timeline, 0).values()) == scenario().workload.samples_per_step
+        assert (
+            sum(span.attrs["samples"] for span in rollouts(timeline, 0).values())
+            == scenario().workload.samples_per_step
+        )
         assert 0 < summarise(timeline)["tokens"]["lost"] < lost * scenario().workload.response_tokens.max
         assert summarise(timeline)["tokens"]["response"] == summarise(CALM)["tokens"]["response"]
         assert timeline.header.lost_s == 0, "nothing that was trained is lost"
@@ -209,7 +221,10 @@ def test_a_restarted_engine_generates_its_samples_itself() -> None:
     timeline = play(ENGINE | {"recovery": "restart"})
     again = rollouts(timeline, 0)["rollout/0/actor.generate[0]~2"]
     assert again.start_s == pytest.approx(35.0) and again.attrs["samples"] == timeline.header.samples["lost"]
-    assert rollouts(timeline, 0)["rollout/0/actor.generate[1]"].end_s == rollouts(CALM, 0)["rollout/0/actor.generate[1]"].end_s
+    assert (
+        rollouts(timeline, 0)["rollout/0/actor.generate[1]"].end_s
+        == rollouts(CALM, 0)["rollout/0/actor.generate[1]"].end_s
+    )
 
 
 def test_a_spare_stands_idle_until_it_is_needed_and_again_afterwards() -> None:

@@ -51,7 +51,9 @@ kinds = st.sampled_from(
         {"kind": "preempted", "target": "actor.generate[0]", "duration": 60.0, "notice": 5.0},
     ]
 )
-faults = st.lists(st.builds(lambda fault, at: fault | {"at": at}, kinds, st.floats(1, 0.9 * LENGTH)), min_size=1, max_size=3)
+faults = st.lists(
+    st.builds(lambda fault, at: fault | {"at": at}, kinds, st.floats(1, 0.9 * LENGTH)), min_size=1, max_size=3
+)
 
 
 @settings(max_examples=15)
@@ -69,7 +71,8 @@ def test_whatever_fails_every_sample_has_one_fate(chosen: list[dict[str, Any]], 
 def test_a_lost_engine_is_back_with_the_weights_of_then() -> None:
     timeline = play({"kind": "worker_lost", "target": "actor.generate[0]", "at": 30.0} | QUICKLY)
     mine = sorted(
-        (s for s in timeline.stages() if s.stage == "rollout" and s.worker == "actor.generate[0]"), key=lambda s: s.start_s
+        (s for s in timeline.stages() if s.stage == "rollout" and s.worker == "actor.generate[0]"),
+        key=lambda s: s.start_s,
     )
     first, second = mine[:2]
     assert first.end_s < 31 and second.start_s >= 45 and second.span_id == "rollout/0/actor.generate[0]~2"

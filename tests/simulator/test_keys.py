@@ -106,7 +106,33 @@ PHASES = [["actor.generate"], ["reference.score", "critic.train", "actor.train"]
 SMALL: Edits = {"arch": "small-llama", "like": None, "dtype": "float32", "weights": "random"}
 
 
+FREE: Edits = CONTINUOUS | {
+    "num_steps": 3,
+    "workload/prompts_per_step": 32,
+    "workload/samples_per_prompt": 2,
+    "update/minibatch_samples": 16,
+    "place/actor.train/data_parallel": 2,
+    "rollout/max_num_seqs": 8,
+    "checkpoint/every_steps": None,
+}
+LATE = FREE | {"schedule/staleness": {"bound": 2, "at_bound": "down_weight"}, "buffer/capacity_samples": 160}
+"""without a barrier, and with room for samples of any age"""
+
 CHANGES: dict[str, Case] = {
+    "schedule/trigger_samples": Case(BIG, {"schedule/trigger_samples": 32}, FREE),
+    "schedule/staleness/unit": Case(
+        BIG, {"schedule/staleness/unit": "batches"}, FREE | {"schedule/trigger_samples": 32}
+    ),
+    "schedule/staleness/bound": Case(BIG, {"schedule/staleness/bound": 0}, FREE),
+    "schedule/staleness/at_bound": Case(
+        BIG, {"schedule/staleness/at_bound": "drop"}, FREE | {"schedule/staleness": {"bound": 0}}
+    ),
+    "buffer/capacity_samples": Case(BIG, {"buffer/capacity_samples": 64}, FREE),
+    "buffer/high_watermark": Case(BIG, {"buffer/high_watermark": 0.6}, LATE),
+    "buffer/low_watermark": Case(
+        BIG, {"buffer/low_watermark": 0.2}, LATE | {"buffer/capacity_samples": 64, "schedule/trigger_samples": 16}
+    ),
+    "buffer/at_high": Case(BIG, {"buffer/at_high": "throttle"}, LATE),
     "seed": Case(QUICK, {"seed": 8}),
     "num_steps": Case(QUICK, {"num_steps": 3}),
     "pools": Case(TINY, {"pools/other": "n[2]"}, TWO_MACHINES | SECOND | {"cluster/sites/0/nodes/0/devices": 2}),
@@ -122,10 +148,13 @@ CHANGES: dict[str, Case] = {
     "faults/target": Case(BIG, {"faults/0/target": "actor.generate[1]"}, SLOWED),
     "faults/duration": Case(BIG, {"faults/0/duration": 50.0}, SLOWED),
     "faults/factor": Case(BIG, {"faults/0/factor": 0.25}, SLOWED),
-    "faults/notice": Case(BIG, {"faults/0/notice": 30.0}, LOST | {"faults/0/kind": "preempted", "faults/0/duration": 9.0}),
+    "faults/notice": Case(
+        BIG, {"faults/0/notice": 30.0}, LOST | {"faults/0/kind": "preempted", "faults/0/duration": 9.0}
+    ),
     "faults/recovery": Case(BIG, {"faults/0/recovery": "restart"}, GONE),
     "faults/spare": Case(
-        BIG, {"faults/0/spare": "actor.generate[2]"},
+        BIG,
+        {"faults/0/spare": "actor.generate[2]"},
         GONE | MORE_ENGINES | {"faults/0/recovery": "redundant", "faults/0/spare": "actor.generate[1]"},
     ),
     "faults/detect": Case(BIG, {"faults/0/detect": 10.0}, LOST),
@@ -150,7 +179,9 @@ CHANGES: dict[str, Case] = {
     "cluster/wan/latency": Case(BIG, {"cluster/wan/0/latency": 0.5}, SITES),
     "weight_sync/topology": Case(BIG, {"weight_sync/topology": "flat"}),
     "weight_sync/trigger": Case(BIG, {"weight_sync/trigger": "event"}),
-    "weight_sync/every": Case(BIG, {"weight_sync/every": 70.0}, {"weight_sync/trigger": "pull", "weight_sync/every": 50.0}),
+    "weight_sync/every": Case(
+        BIG, {"weight_sync/every": 70.0}, {"weight_sync/trigger": "pull", "weight_sync/every": 50.0}
+    ),
     "weight_sync/transport": Case(BIG, {"weight_sync/transport": "store"}, {"weight_sync/trigger": "event"}),
     "weight_sync/payload": Case(BIG, {"weight_sync/payload": "int8"}),
     "weight_sync/delta_share": Case(
@@ -159,19 +190,24 @@ CHANGES: dict[str, Case] = {
     "experience/transport": Case(BIG, {"experience/transport": "rdma"}, SENT),
     "experience/compression": Case(BIG, {"experience/compression": "lz4"}, SENT),
     "experience/logprobs": Case(BIG, {"experience/logprobs": "full"}, SENT),
-    "experience/top_k": Case(BIG, {"experience/top_k": 40}, SENT | {"experience/logprobs": "top_k", "experience/top_k": 20}),
+    "experience/top_k": Case(
+        BIG, {"experience/top_k": 40}, SENT | {"experience/logprobs": "top_k", "experience/top_k": 20}
+    ),
     "experience/batch_samples": Case(BIG, {"experience/batch_samples": 8}, SENT),
     "experience/prefetch": Case(BIG, {"experience/prefetch": True}, SENT),
     "experience/prescreen/share": Case(
         BIG, {"experience/prescreen/share": 0.9}, SENT | {"experience/prescreen": {"share": 0.5, "per_sample": 0.01}}
     ),
     "experience/prescreen/per_sample": Case(
-        BIG, {"experience/prescreen/per_sample": 0.02}, SENT | {"experience/prescreen": {"share": 0.5, "per_sample": 0.01}}
+        BIG,
+        {"experience/prescreen/per_sample": 0.02},
+        SENT | {"experience/prescreen": {"share": 0.5, "per_sample": 0.01}},
     ),
     "weight_sync/in_flight": Case(BIG, {"weight_sync/in_flight": "mix"}, CONTINUOUS),
     "weight_sync/kv": Case(BIG, {"weight_sync/kv": "keep"}, CONTINUOUS | {"weight_sync/in_flight": "mix"}),
     "weight_sync/barrier_timeout": Case(
-        BIG, {"weight_sync/barrier_timeout": 1.0},
+        BIG,
+        {"weight_sync/barrier_timeout": 1.0},
         {"weight_sync/trigger": "event", "place/actor.generate/0/engines": 2},
     ),  # fmt: skip
     "cluster/sites/storage/write": Case(BIG, {"cluster/sites/0/storage/write": 1e9}, {"checkpoint/every_steps": 1}),
@@ -312,6 +348,7 @@ CHANGES |= learning.CHANGES
 KEPT: Edits = {"checkpoint/every_steps": 1, "checkpoint/keep": {"latest": 1}}
 MARKED: dict[str, Case] = (
     {
+        "schedule/staleness/weight": Case(BIG, {"schedule/staleness/weight": "reciprocal"}, LATE),
         "checkpoint/keep/latest": Case(QUICK, {"checkpoint/keep/latest": 2}, KEPT),
         "checkpoint/keep/best": Case(QUICK, {"checkpoint/keep/best": 1}, KEPT),
         "checkpoint/keep/milestone_every": Case(QUICK, {"checkpoint/keep/milestone_every": 2}, KEPT),

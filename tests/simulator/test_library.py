@@ -1,5 +1,6 @@
 """Every scenario that is shipped plays: its timeline conforms to its dataflow, no sample is lost count of."""
 
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,9 @@ def test_it_plays_conforms_and_conserves(file: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
 def test_it_says_what_it_shows(file: Path) -> None:
-    first, *rest = file.read_text(encoding="utf-8").splitlines()
-    assert first.startswith("# yaml-language-server")
-    assert rest[0].startswith("# ")
+    lines = file.read_text(encoding="utf-8").splitlines()
+    head = list(takewhile(lambda line: line.startswith("#"), lines))
+    assert len(" ".join(line for line in head if "$schema" not in line)) > 40
     assert load(file).name == file.stem
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from lab.errors import RunStuck
 from lab.load import load
 from lab.scenario import Scenario
 from lab.timeline import Span, Timeline
@@ -176,6 +177,11 @@ def test_late_engines_are_named_and_left_out_of_the_next_step() -> None:
     assert samples["issued"] == samples["trained"] == 24
 
 
+def test_a_barrier_that_nobody_reaches_is_said() -> None:
+    with pytest.raises(RunStuck, match="barrier_timeout"):
+        simulate(far({"trigger": "event", "barrier_timeout": 0.05}), SHEETS)
+
+
 def test_without_a_timeout_they_are_waited_for_and_a_site_is_crossed_to_once() -> None:
     timeline = simulate(far({"trigger": "event"}, steps=2), SHEETS)
     assert not any("absent" in span.attrs for span in syncs(timeline, ""))
@@ -315,7 +321,11 @@ def cluster_with(storage: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("sync", "changes", "problem"),
     [
-        ({"trigger": "event", "transport": "store"}, {"cluster": cluster_with({"tier": "nvme"})}, "lies in each machine"),
+        (
+            {"trigger": "event", "transport": "store"},
+            {"cluster": cluster_with({"tier": "nvme"})},
+            "lies in each machine",
+        ),
         ({"payload": "delta", "delta_share": 0.1}, {"dtype": "int8"}, "cannot be added"),
         ({"payload": "delta", "delta_share": 0.1}, {"lora": {"rank": 8}}, "adapters"),
         ({"trigger": "event", "barrier_timeout": 5}, {"schedule": {"mode": "asynchronous"}}, "do not wait"),

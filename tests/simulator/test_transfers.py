@@ -108,7 +108,13 @@ def test_the_groups_of_tensor_ranks_and_stages_share_the_ports_of_their_machine(
     }  # fmt: skip
     if tensor * stages > 8:
         return
-    pools = {"train": "n[0:32]", "critic": "serve[0:4]", "rollout": "n[32:34]", "reference": "serve[4]", "reward": "serve[5]"}
+    pools = {
+        "train": "n[0:32]",
+        "critic": "serve[0:4]",
+        "rollout": "n[32:34]",
+        "reference": "serve[4]",
+        "reward": "serve[5]",
+    }
     spec = BIG["models"] | {"actor": {"arch": "opt-6.7b"}, "reference": {"like": "actor"}, "critic": {"like": "actor"}}
     here = world(scenario((5, 8, 8), place=place, pools=pools, models=spec))
     layout = here.costs.layout(here.scenario.team("actor", "train")[0])

@@ -67,7 +67,9 @@ def rounds(start: Place, wanting: list[Place]) -> list[list[tuple[Place, Place]]
 
 
 @given(places, st.lists(places, max_size=40))
-def test_everybody_gets_the_weights_and_each_machine_and_site_from_outside_once(start: Place, wanting: list[Place]) -> None:
+def test_everybody_gets_the_weights_and_each_machine_and_site_from_outside_once(
+    start: Place, wanting: list[Place]
+) -> None:
     sends = [pair for each in rounds(start, wanting) for pair in each]
     assert Counter(to for _, to in sends) == Counter(wanting)
     abroad = [to.site for source, to in sends if source.site != to.site]
