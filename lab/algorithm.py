@@ -16,7 +16,7 @@ class PolicyGradient(Record):
     """What PPO and GRPO share."""
 
     ppo_epochs: int = Field(
-        default=1, ge=1, description="passes over the samples of a step (ppo_epochs, num_iterations)"
+        default=1, ge=1, le=10**4, description="passes over the samples of a step (ppo_epochs, num_iterations)"
     )
     kl_coef: float = Field(default=0.05, ge=0, description="weight of the KL to the reference; 0 starts no reference")
     clip: float = Field(

@@ -120,6 +120,8 @@ def _hover(span: Span) -> str:
     lines = [f"<b>{_plain(span.stage)}</b> step {span.step}", f"{_plain(span.worker)} in pool {_plain(span.pool)}"]
     lines.append(f"{span.seconds:.4g} s, from {span.start_s:.4g} s")
     lines.append(f"policy version {span.policy_version}" + (f", {span.tokens} tokens" if span.tokens else ""))
+    if span.lost:
+        lines.append("lost to a fault")
     return "<br>".join(lines)
 
 

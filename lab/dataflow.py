@@ -182,7 +182,9 @@ def _ordered(dataflow: Dataflow, spans: list[Span], slack: float) -> Iterator[st
         key = (span.node, span.step)
         starts[key] = min(span.start_s, starts.get(key, span.start_s))
         ends[key] = max(span.end_s, ends.get(key, span.end_s))
-    again = {(span.node, span.step) for span in spans if "~" in span.span_id}  # a stage before them may have seen the first
+    again = {
+        (span.node, span.step) for span in spans if "~" in span.span_id
+    }  # a stage before them may have seen the first
     for (stage, step), start in starts.items():
         if stage not in dataflow.nodes or dataflow.nodes[stage].continuous:
             continue

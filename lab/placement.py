@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from lab.errors import WrongValue
 from lab.model import Dtype
 from lab.records import Record
 from lab.services import RemoteService, ScoreCache
@@ -131,6 +132,13 @@ class Generate(Record):
         )
 
 
+def _number(value: object) -> object:
+    """`true` is no number, though Python takes it for 1."""
+    if isinstance(value, bool):
+        raise WrongValue(path=(), problem=f"{str(value).lower()} is no number", remedy="write 0, 1, 2 or 3")
+    return value
+
+
 class Train(Record):
     """A trainer on one pool: data_parallel ranks of tensor × pipeline × context parallel devices each."""
 
@@ -147,7 +155,7 @@ class Train(Record):
         le=10**4,
         description="of the data_parallel × context_parallel ranks, how many share the experts",
     )
-    zero_stage: Literal[0, 1, 2, 3] = Field(default=0, description="DeepSpeed ZeRO stage")
+    zero_stage: Annotated[Literal[0, 1, 2, 3], BeforeValidator(_number)] = Field(default=0, description="DeepSpeed ZeRO stage")
     offload: Literal["none", "optimizer"] = Field(
         default="none", description="optimizer: states and update in host memory"
     )
@@ -176,7 +184,7 @@ class Score(Record):
         le=10**4,
         description="copies, each with tensor_parallel devices; they share the samples of a step out, or serve one queue",
     )
-    max_batch_samples: int = Field(default=32, ge=1, description="samples of one forward pass")
+    max_batch_samples: int = Field(default=32, ge=1, le=10**9, description="samples of one forward pass")
     max_wait: Seconds = Field(
         default=0.0,
         description="with scoring sample by sample, how long the first sample of a batch that is not full waits for "

@@ -13,8 +13,8 @@ from lab.units import Bytes
 class Rollout(Record):
     """The rollout engine. Names are vLLM's."""
 
-    max_num_seqs: int = Field(default=256, ge=1, description="sequences that run at once in one engine")
-    max_num_batched_tokens: int = Field(default=8192, ge=1, description="tokens scheduled in one iteration")
+    max_num_seqs: int = Field(default=256, ge=1, le=10**6, description="sequences that run at once in one engine")
+    max_num_batched_tokens: int = Field(default=8192, ge=1, le=10**9, description="tokens scheduled in one iteration")
     kv_memory_fraction: float = Field(
         default=0.9, gt=0, le=1, description="share of device memory for weights and KV cache (gpu_memory_utilization)"
     )

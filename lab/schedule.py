@@ -20,7 +20,9 @@ class Staleness(Record):
         description="of the bound; steps: as versions, one is published a step; batches: of trigger_samples; "
         "extra_samples: share of a step's samples that may be issued beyond those of the next version",
     )
-    bound: float = Field(default=1.0, ge=0, description="largest lag; 0: only samples of the current version are trained")
+    bound: float = Field(
+        default=1.0, ge=0, description="largest lag; 0: only samples of the current version are trained"
+    )
     at_bound: Literal["block", "drop", "down_weight", "interrupt"] = Field(
         default="block",
         description="block: engines and trainer wait; drop: too old samples are thrown away; interrupt: so are they, and "
@@ -61,10 +63,13 @@ class Buffer(Record):
         description="waiting, under way and in training; null: 2 × (bound + 1) × the samples of a step or, where the bound "
         "counts batches, of a batch",
     )
-    high_watermark: float = Field(default=0.9, gt=0, le=1, description="share of the capacity where it starts to push back")
+    high_watermark: float = Field(
+        default=0.9, gt=0, le=1, description="share of the capacity where it starts to push back"
+    )
     low_watermark: float = Field(default=0.5, ge=0, lt=1, description="share of the capacity where it stops to")
     at_high: Literal["pause", "throttle"] = Field(
-        default="pause", description="pause: nothing is issued; throttle: the fewer are under way, the less room is left"
+        default="pause",
+        description="pause: nothing is issued; throttle: the fewer are under way, the less room is left",
     )
 
 

@@ -1,9 +1,9 @@
 """Timelines as Chrome trace events, which Perfetto (https://ui.perfetto.dev) opens, and back.
 
-One process per timeline and pool, one thread per worker; ops lie inside their stage, as one track's slices must nest.
-Flows go from each weight sync to the rollouts that use its weights. The format: Chrome's Trace Event Format document.
-Event times are whole microseconds, so that no rounding in a viewer makes an op stick out of its stage; the exact
-seconds are among the arguments.
+One process per timeline and pool, one thread per worker, and one for what a worker writes beside its work; ops lie
+inside their stage, as one track's slices must nest. Flows go from each weight sync to the rollouts that use its weights.
+The format: Chrome's Trace Event Format document. Event times are whole microseconds, so that no rounding in a viewer
+makes an op stick out of its stage; the exact seconds are among the arguments.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def to_chrome(timelines: Mapping[str, Timeline]) -> bytes:
 
 
 def _events(label: str, timeline: Timeline, first_pid: int) -> Iterator[dict[str, Any]]:
-    workers = list(dict.fromkeys([*timeline.header.lanes, *(span.worker for span in timeline.spans)]))
+    workers = list(dict.fromkeys([*timeline.header.lanes, *(span.resource for span in timeline.spans)]))
     pools = list(dict.fromkeys([*timeline.header.pools, *(span.pool for span in timeline.spans)]))
     pids = {pool: first_pid + i for i, pool in enumerate(pools)}
-    pool_of = {span.worker: span.pool for span in timeline.spans}
+    pool_of = {span.resource: span.pool for span in timeline.spans}
     pool_of |= {name: lane.pool for name, lane in timeline.header.lanes.items()}
     for pool, pid in pids.items():
         yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": f"{label}: {pool}"}}
@@ -46,7 +46,7 @@ def _events(label: str, timeline: Timeline, first_pid: int) -> Iterator[dict[str
             yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": worker}}
     # a stage before its ops: of two slices with one start, the viewer takes the first as the outer one
     for span in sorted(timeline.spans, key=lambda span: (span.start_s, -span.end_s, bool(span.op))):
-        yield _slice(span, label, pids[span.pool], tids[span.worker])
+        yield _slice(span, label, pids[span.pool], tids[span.resource])
     yield from _flows(timeline, pids, tids, label)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from lab.errors import WrongValue
 from lab.records import Record
 
 _Z95 = 1.6448536269514722  # 95th percentile of the standard normal distribution
@@ -59,6 +60,9 @@ class Lognormal(Record):
     @model_validator(mode="after")
     def _possible(self) -> Lognormal:
         possible(self.mean, self.p95)
+        if self.mean > self.max:
+            problem = f"a mean of {self.mean:g} is above the longest, {self.max}"
+            raise WrongValue(path=("mean",), problem=problem, remedy=f"set max to {math.ceil(self.p95)} or more")
         return self
 
     @property

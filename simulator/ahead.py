@@ -39,7 +39,7 @@ class AheadRun:
         self._sample = list[int]()
         self._inbox, self._leaving = list[int](), list[int]()
         self._told = self._again = self._found = 0
-        self._playing = self._standing = self._under_way = False
+        self._playing = self._standing = self._landed = self._late = False
         self._kept = self._engine.snapshot()
         self._came = list[int]()
         self._wake: simpy.Event | None = None
@@ -81,8 +81,8 @@ class AheadRun:
         if self._playing:
             self._engine.restore(self._kept)
             self._script(np.inf)
-        sizes = self._world.ledger.column(PROMPT)
-        return [(sample, int(sizes[sample]), tokens) for sample, tokens in held]
+        sizes, gone = self._world.ledger.column(PROMPT), set(self._leaving)
+        return [(sample, int(sizes[sample]), tokens) for sample, tokens in held if sample not in gone]
 
     def pause(self) -> Process:
         """Ends when the iteration under way has ended and nothing is scheduled after it: the engine stands still."""
@@ -122,12 +122,19 @@ class AheadRun:
         """Everything in the engine is gone, and it stands still until `resume`; returns the samples that were in it."""
         if self._exact is not None:
             return self._exact.lose()
+        if self._playing:
+            self._take_back()
         held = [one.row for one in self._engine.running() + self._engine.waiting()]
         found = [*(self._sample[row] for row in held), *self._inbox]
         self.abort(found)
         self._standing = True
         self._disturb()
         return found
+
+    def halt(self) -> None:
+        """The run is over: what was played ahead of it never happened."""
+        if self._playing:
+            self._take_back()
 
     def extrapolated(self) -> bool:
         """Counts what was done since this was asked last; whether it took iterations beyond what is known."""
@@ -161,7 +168,8 @@ class AheadRun:
 
     def _go(self) -> Process:
         """Plays as far as nobody disturbs it, and tells what happens when it does."""
-        self._under_way = self._engine.clock > self._world.now * (1 + ROUNDING)
+        ahead = self._engine.clock > self._world.now * (1 + ROUNDING)
+        self._late, self._landed = bool(self._lag) and not ahead and not self._landed, False
         self._engine.wait_until(self._world.now)
         self._kept, self._came, self._inbox = self._engine.snapshot(), self._inbox, []
         said = self._script(np.inf)
@@ -180,13 +188,12 @@ class AheadRun:
         """Plays from the snapshot on: those who came join when the iteration under way has ended."""
         engine = self._engine
         if self._came:
-            late = self._lag and engine.busy and not self._under_way
-            if late and engine.stretch(most=self._lag) == UNCOUNTABLE:
+            if self._late and engine.busy and engine.stretch(most=self._lag) == UNCOUNTABLE:
                 return UNCOUNTABLE
             self._add(self._came)
         if engine.clock <= until_s < np.inf and engine.stretch(most=1) == UNCOUNTABLE:  # it has begun
             return UNCOUNTABLE
-        return engine.stretch(until_s, stop_dry=engine.num_waiting > 0)
+        return engine.stretch(until_s, stop_dry=not engine.dry)
 
     def _take_back(self) -> None:
         """What was played ahead of the iteration under way never happened."""
@@ -220,6 +227,8 @@ class AheadRun:
             self._give_up()
         else:
             yield from self._tell()
+            self._engine.land()
+            self._landed = True
 
     def _stand(self) -> Process:
         """The engine stands still until it is told to go on."""

@@ -36,6 +36,7 @@ class Production:
         self._due = self._shut = False
         self._latest = self.producers[0]
         world.why["rollout"] = self.buffer.why
+        world.at_end["rollout"] = self.finish
         world.on_loss[BUFFER] = self.spill
         self._kv_tokens = np.array([_kv_tokens(world, producer) for producer in self.producers])
         self._ask_all()
@@ -85,6 +86,11 @@ class Production:
         before = self._world.ledger.lost_tokens()
         self._repeat(self.buffer.drop(ready, versions, LOST).tolist())
         self._world.struck["lost_tokens"] += self._world.ledger.lost_tokens() - before
+
+    def finish(self) -> None:
+        """The run is over."""
+        for producer in self.producers:
+            producer.finish()
 
     def collect(self) -> Process:
         """Makes one batch after the other, each when the dataflow has room for it."""

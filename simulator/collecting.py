@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial, update_wrapper
+from typing import Any
 
 import numpy as np
 import simpy
 
 from lab.policies import buffer, staleness
+from lab.policies.decision import recorded
 from lab.schedule import limits
 from lab.schedule import staleness as rule_of
 from simulator.blocks import Ints
@@ -117,7 +120,10 @@ class Collecting:
         made = [self._made[version] for version in versions]
         ready, running = [len(one.ready) * self.size for one in made], [len(one.running) * self.size for one in made]
         tally = staleness.Tally(now=self.next, versions=versions, ready=ready, in_flight=running)
-        return staleness.batch(self.rule, tally), versions
+        rule = update_wrapper(partial(staleness.batch, self.rule), staleness.batch)
+        decision = recorded(rule, tally)
+        self._world.decided["rollout", self.next] = decision
+        return decision.decided, versions
 
     def take(self, numbers: Sequence[int], versions: Sequence[int]) -> Ints:
         """So many samples of each version are the next batch: they are pinned."""
@@ -201,13 +207,19 @@ class Collecting:
         return np.array(samples, np.int64)
 
 
-def ages(world: World, step: int) -> dict[str, float]:
-    """What the span of a batch's advantages says of its age where there is no barrier: lags in versions, and the mean of
-    what its samples count."""
+def ages(world: World, step: int) -> dict[str, Any]:
+    """What the span of a batch's advantages says of its age where there is no barrier: the decision that made it, lags in
+    versions, and the mean of what its samples count."""
     if not world.dataflow.continuous:
         return {}
     schedule, samples = world.scenario.schedule, world.scenario.workload.samples_per_step
     rule, versions = rule_of(schedule, samples), world.ledger.column(VERSION)[world.ledger.batches[step]]
     lags = world.dataflow.version_at(step) - versions
     weights = staleness.weights(rule, staleness.lag(rule, step, versions))
-    return {"lag_mean": float(lags.mean()), "lag_max": int(lags.max()), "weight_mean": float(weights.mean())}
+    decision = world.decided["rollout", step].plain()
+    return {
+        "decision": decision,
+        "lag_mean": float(lags.mean()),
+        "lag_max": int(lags.max()),
+        "weight_mean": float(weights.mean()),
+    }

@@ -13,6 +13,7 @@ from simulator.blocks import Ints
 from simulator.counted import (
     END,
     ENDED,
+    FIRST,
     FREE,
     GIVEN,
     HELD,
@@ -101,8 +102,9 @@ class Counting:
         if blocks > self._settings.num_blocks - 1:
             raise TooSmall(f"a sequence of {longest} tokens does not fit {self._settings.num_blocks - 1} KV blocks")
         rows = range(self.num_rows, self.num_rows + len(prompt))
-        if rows.stop > len(self._before):
-            self._grow(max(rows.stop, 2 * len(self._before)))
+        room = max(rows.stop, self._num_groups + len(prompt))  # groups are numbered on where rows have left
+        if room > len(self._before):
+            self._grow(max(room, 2 * len(self._before)))
         at = slice(rows.start, rows.stop)
         own = np.zeros(len(prompt), np.int64) if before is None else before
         numbers = np.cumsum(np.diff(groups, prepend=groups[:1]) != 0)
@@ -141,7 +143,12 @@ class Counting:
         """Nothing happened until now."""
         self.state.clock[0] = max(self.clock, now)
         if not self.busy:
-            self.state.count[NEXT] += 1  # all ends are seen
+            self.land()
+
+    def land(self) -> None:
+        """Nothing is under way any more: all ends are seen."""
+        count, due = self.state.count, self.state.due[0]
+        due[count[FIRST] : count[LAST]] = np.minimum(due[count[FIRST] : count[LAST]], count[NEXT])
 
     @property
     def num_waiting(self) -> int:
@@ -198,7 +205,10 @@ class Counting:
 
     def waiting(self) -> list[Held]:
         """Those that have not joined, in order."""
-        return [Held(row=row, generated=int(self._before[row])) for row in range(int(self.state.count[WAITS]), self.num_rows)]
+        return [
+            Held(row=row, generated=int(self._before[row]))
+            for row in range(int(self.state.count[WAITS]), self.num_rows)
+        ]
 
     def again(self, held: Sequence[Held]) -> tuple[int, int]:
         """Where these start again, tokens that are computed anew, and those that they find as one of their group did."""

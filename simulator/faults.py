@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from lab.errors import InputError
 from lab.faults import Fault
 from lab.goodput import system_mtbf
 from lab.scenario import Scenario
@@ -17,6 +18,9 @@ from lab.targets import hit, rolls_back, taken
 from simulator import recovery
 from simulator.world import Process, World
 
+HOPELESS = 300
+"""returns to the same checkpoint in a row after which a run is given up: of a stretch as long as three times the mean
+time between faults one attempt in twenty comes through"""
 DRAWS = 11
 """what the draws of faults are told apart by from all other draws"""
 
@@ -173,6 +177,7 @@ def play(world: World, start: Callable[[], None]) -> Faults:
     """Plays a run to its end, in as many attempts as its faults make of it. `start` starts the stages' processes."""
     faults = Faults(world)
     whole = world.env.process(_attempt(world, start))
+    at, in_vain = -1, 0
     while True:
         faults.halted = world.env.event()
         world.env.process(faults.strikes())
@@ -183,7 +188,21 @@ def play(world: World, start: Callable[[], None]) -> Faults:
         assert isinstance(halt, Halt), "nothing else halts a run"
         world.struck = halt.record
         back = _recover(world, faults, halt)
+        at, in_vain = world.first_step, in_vain + 1 if world.first_step == at else 0
+        if in_vain == HOPELESS:
+            raise _hopeless(world, halt)
         whole = world.env.process(_again(world, start, back, halt.record))
+
+
+def _hopeless(world: World, halt: Halt) -> InputError:
+    problem = (
+        f"{HOPELESS} times in a row a fault struck before the checkpoint after step {world.first_step} was complete"
+    )
+    return InputError(
+        key=f"faults[{halt.strike.entry}].mtbf",
+        problem=problem,
+        remedy="make it longer, or checkpoint.every_steps smaller",
+    )
 
 
 def _again(world: World, start: Callable[[], None], back: Process, record: dict[str, Any]) -> Process:

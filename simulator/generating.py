@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
+from numpy.typing import NDArray
 
 from lab.dealing import Share
 from lab.placement import Worker
@@ -54,7 +57,7 @@ def _generate(world: World, worker: Worker, step: int, share: Share, numbers: In
     mine = numbers.reshape(-1, scenario.num_tried)[share.prompts].ravel()
     lane = Lane(world, "rollout", step, worker)
     if (played := _whole(world, worker, mine)) is not None:
-        yield from _windows(world, lane, played)
+        yield from _windows(world, lane, played, mine)
         counts = dict.fromkeys(COUNTS, 0) | {"iterations": played.iterations, "cached_tokens": played.cached_tokens}
     else:
         counts = yield from _pieces(world, lane, mine)
@@ -73,16 +76,13 @@ def _generate(world: World, worker: Worker, step: int, share: Share, numbers: In
 
 def _pieces(world: World, lane: Lane, numbers: Ints) -> Process:
     """An engine's share, piece by piece, so that others can come between; returns what was counted."""
-    worker, streams = lane.worker, world.streams("rollout", lane.step)
-    requests = samples(world.scenario, world.ledger, numbers)
+    worker, requests = lane.worker, samples(world.scenario, world.ledger, numbers)
     engine = start_engine(world.scenario, worker, world.costs.engine_table(worker), requests)
     engine.arrive(range(len(requests)))
     counts = dict.fromkeys(COUNTS, 0)
     for piece in engine.pieces():
         yield from _piece(world, lane, piece)
-        world.ledger.came_from(numbers[list(piece.ended)], worker.name)
-        for stream in streams:
-            stream.put(numbers[list(piece.ended)].tolist())
+        _hand_on(world, lane, numbers[list(piece.ended)])
         counts["iterations"] += piece.iterations
         counts["preemptions"] += piece.preempted
         counts["recomputed_tokens"] += piece.recomputed_tokens
@@ -92,8 +92,7 @@ def _pieces(world: World, lane: Lane, numbers: Ints) -> Process:
 
 def _whole(world: World, worker: Worker, numbers: Ints) -> Played | None:
     """An engine's share in one go; None where somebody may come between, or counting blocks is not enough."""
-    copies, streams = worker.parallelism.data, world.dataflow.hands_on("rollout")
-    if copies > 1 or streams or not world.exclusive(worker) or world.slowed(worker):
+    if worker.parallelism.data > 1 or not world.exclusive(worker) or world.slowed(worker):
         return None
     chosen, table = settings(world.scenario, worker), world.costs.engine_table(worker)
     if not countable(chosen, table):
@@ -103,17 +102,36 @@ def _whole(world: World, worker: Worker, numbers: Ints) -> Played | None:
     return whole(chosen, world.tables(table, chosen.max_num_seqs), requests, groups)
 
 
-def _windows(world: World, lane: Lane, played: Played) -> Process:
-    """What an engine did in one go."""
-    begun = world.now
+def _windows(world: World, lane: Lane, played: Played, numbers: Ints) -> Process:
+    """What an engine did in one go; samples are handed on as they end."""
+    begun, streams, place = world.now, world.streams("rollout", lane.step), 0
+    order = np.argsort(played.ended_s, kind="stable")
+    ends, ended = played.ended_s[order], numbers[order]
     for window in played.windows:
-        seconds = window.end_s - window.start_s
+        seconds, last = window.end_s - window.start_s, int(np.searchsorted(ends, window.end_s, "right"))
+        for first, after in _together_at(ends[place:last]) if streams else ():
+            yield world.env.timeout(max(begun + ends[place + first] - world.now, 0.0))
+            _hand_on(world, lane, ended[place + first : place + after])
+        place = last
         cost = world.costs.iterations(lane.worker, seconds, (window.largest, window.largest))
         yield world.env.timeout(max(begun + window.end_s - world.now, 0.0))
         lane.record(
             window.op, begun + window.start_s, cost.extrapolated, tokens=window.tokens, iterations=window.iterations,
             sequences=window.sequences, prefill_tokens=window.prefill_tokens,
         )  # fmt: skip
+
+
+def _together_at(times: NDArray[np.float64]) -> list[tuple[int, int]]:
+    """Where times that are equal begin and end."""
+    bounds = [0, *(np.flatnonzero(np.diff(times)) + 1).tolist(), len(times)]
+    return list(pairwise(bounds)) if len(times) else []
+
+
+def _hand_on(world: World, lane: Lane, numbers: Ints) -> None:
+    """These samples have their responses now."""
+    world.ledger.came_from(numbers, lane.worker.name)
+    for stream in world.streams("rollout", lane.step):
+        stream.put(numbers.tolist())
 
 
 def _piece(world: World, lane: Lane, piece: Piece) -> Process:

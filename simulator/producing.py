@@ -43,7 +43,6 @@ class Issuer(Protocol):
         """Samples met this fate before their end, with so many response tokens each."""
         ...
 
-
     def lost(self, samples: Sequence[int], tokens: Sequence[int]) -> None:
         """An engine that failed had these, with so many response tokens each."""
         ...
@@ -272,6 +271,20 @@ class Producer:
         given, made = (int(world.ledger.column(column)[back].sum()) for column in (PROMPT, RESPONSE))
         host = {"calls": 1.0, "samples": float(len(back)), "tokens": float(made)}
         yield from world.spend(self.worker, "rollout_host", host)
+        self._record(num_carried, given, made)
+
+    def finish(self) -> None:
+        """The run is over: what was done under the version that it has is shown as it is."""
+        if self._lane is not None:
+            if isinstance(self._run, AheadRun):
+                self._run.halt()
+            back = self._back
+            given, made = (int(self._world.ledger.column(column)[back].sum()) for column in (PROMPT, RESPONSE))
+            self._record(len(self.samples), given, made)
+
+    def _record(self, num_carried: int, given: int, made: int) -> None:
+        assert self._lane is not None, "it has begun"
+        world, back = self._world, self._back
         beyond = {"extrapolated": True} if isinstance(self._run, AheadRun) and self._run.extrapolated() else {}
         now = {name: int(getattr(self._run.counts, name)) for name in COUNTS}
         counts = {name: now[name] - self._counted[name] for name in COUNTS}
@@ -284,7 +297,9 @@ class Producer:
         self.decisions = []
         start, end = self._busy_s
         busy = world.spans[-1]
-        world.spans[-1] = msgspec.structs.replace(busy, start_s=start, end_s=busy.end_s if self.samples else max(start, end))
+        world.spans[-1] = msgspec.structs.replace(
+            busy, start_s=start, end_s=busy.end_s if self.samples else max(start, end)
+        )
         self._counted, self._back, self._issued, self._lane = now, [], 0, None
 
 

@@ -56,6 +56,8 @@ def simulate(scenario: Scenario, profiles: Mapping[str, Profile]) -> Timeline:
         if math.isinf(world.env.peek()) and (told := stuck.waits(world)):  # nothing is left to happen
             raise RunStuck(told) from None
         raise
+    for note in world.at_end.values():
+        note()
     return Timeline.of(_header(world, time.monotonic() - begun), world.spans)
 
 

@@ -15,6 +15,7 @@ from lab.dataflow import Dataflow
 from lab.dealing import Dealer
 from lab.library import device as library_device
 from lab.placement import Worker
+from lab.policies.decision import Decision
 from lab.scenario import Scenario
 from lab.timeline import Span
 from profiles.cost import Cost, CostModel
@@ -52,6 +53,10 @@ class World(Outages):
         self.open: dict[str, Lane] = {}
         """stages under way, by the id of their span"""
         self._span_ids: dict[tuple[str, int, int], tuple[str, ...]] = {}
+        self.at_end: dict[str, Callable[[], None]] = {}
+        """by stage without a barrier: what there is to note when the run is over"""
+        self.decided: dict[tuple[str, int], Decision[Any, Any]] = {}
+        """by iteration of a stage without a barrier: the last decision on what it hands on"""
         self.handed_on: dict[tuple[str, int], str] = {}
         """by iteration of a stage without a barrier: the span during which its last sample came"""
         self.why: dict[str, Callable[[], str]] = {}

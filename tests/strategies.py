@@ -138,7 +138,7 @@ def timelines(draw: st.DrawFn, of: Scenario | None = None, origin: str = "simula
 
 
 def changed(name: str, *parts: Mapping[str, Any]) -> Scenario:
-    """A shipped scenario with parts of it replaced, however deep they lie."""
+    """A shipped scenario with parts of it replaced, however deep they lie; a distribution as a whole."""
     data: Any = _ALL[name].model_dump(mode="json", by_alias=True)
     for part in parts:
         data = _merged(data, part)
@@ -146,7 +146,7 @@ def changed(name: str, *parts: Mapping[str, Any]) -> Scenario:
 
 
 def _merged(data: Any, changes: Any) -> Any:
-    if not (isinstance(data, Mapping) and isinstance(changes, Mapping)):
+    if not (isinstance(data, Mapping) and isinstance(changes, Mapping)) or "dist" in changes:
         return changes
     return dict(data) | {key: _merged(data.get(key), value) for key, value in changes.items()}
 

@@ -83,11 +83,6 @@ def _pressed(limits: Limits, fill: Fill) -> bool:
     return fill.taken >= limits.high_watermark * limits.capacity_samples
 
 
-def num_ready(held: int, trigger_samples: int) -> int:
-    """Samples that a consumer takes: whole triggers."""
-    return held // trigger_samples * trigger_samples
-
-
 def too_small(limits: Limits) -> str | None:
     """Why a buffer can never fill one batch, or None where it can."""
     if limits.capacity_samples < limits.trigger_samples:
@@ -132,21 +127,6 @@ def after_epoch(page: Page) -> Page:
         raise ValueError(f"page {page.index} is not pinned")
     last = page.epochs_left == 1
     return Page(index=page.index) if last else replace(page, epochs_left=page.epochs_left - 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoubleBuffer:
-    """Two pages: one is filled while the other is trained on."""
-
-    filling: Page
-    training: Page
-
-
-def swapped(pages: DoubleBuffer, num_epochs: int) -> DoubleBuffer | None:
-    """The pages with their roles exchanged, or None where one is not done yet."""
-    if not pages.filling.full or pages.training.epochs_left:
-        return None
-    return DoubleBuffer(filling=Page(index=pages.training.index), training=pinned(pages.filling, num_epochs))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,14 @@ MISTAKES = {
     "merge key": ("seed: 7", "<<: {seed: 7}", "<<", "no key"),
     "key that is a list": ("seed: 7", "? [1]\n: 7", None, "plain text"),
     "alias to itself": ("{task: echo}", "&a {task: *a}", None, "alias"),
+    "mean above max": (
+        "{dist: lognormal, mean: 28, p95: 48, max: 64}",
+        "{dist: lognormal, mean: 28, p95: 48, max: 20}",
+        "workload.response_tokens.mean",
+        "above the longest, 20",
+    ),
+    "true as a number": ("zero_stage: 0", "zero_stage: true", "place.actor.train.zero_stage", "0, 1, 2 or 3"),
+    "a count beyond any engine": ("max_num_seqs: 32", f"max_num_seqs: {10**30}", "rollout.max_num_seqs", "1000000"),
 }
 
 

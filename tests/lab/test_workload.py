@@ -51,7 +51,7 @@ def test_lognormal_lengths_have_the_stated_mean_and_percentile() -> None:
 
 @given(st.floats(1, 1e4), st.floats(1.0, math.exp(1.6448536269514722**2 / 2)))
 def test_sigma_solves_the_equation_of_mean_and_percentile(mean: float, ratio: float) -> None:
-    length = Lognormal(dist="lognormal", mean=mean, p95=min(mean * ratio, mean * 3.8), max=10)
+    length = Lognormal(dist="lognormal", mean=mean, p95=min(mean * ratio, mean * 3.8), max=10**7)
     mu = math.log(length.mean) - length.sigma**2 / 2
     assert stats.lognorm(s=max(length.sigma, 1e-12), scale=math.exp(mu)).ppf(0.95) == pytest.approx(
         length.p95, rel=1e-6

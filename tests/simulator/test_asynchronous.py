@@ -269,3 +269,15 @@ def test_synchronous_runs_say_it_too() -> None:
             RunStuck, match=r"reward of step 1 is under way and does not end; advantage of step 1 waits"
         ):
             play(chosen)
+
+
+def test_engines_that_never_hear_of_the_last_versions_are_shown_to_the_end() -> None:
+    timeline = play(scenario({"weight_sync": {"trigger": "pull", "every": 1e4, "in_flight": "mix"}, "buffer": {"capacity_samples": 999},
+                              "schedule": MODE | {"staleness": {"bound": 0, "at_bound": "down_weight"}}}))  # fmt: skip
+    rollouts = spans(timeline, "rollout")
+    assert {span.step for span in rollouts} == {0} and len(rollouts) == 2
+    counts = timeline.header.samples
+    back = sum(span.attrs["samples"] for span in rollouts)
+    assert counts["trained"] + counts["buffered"] <= back < counts["issued"], "some of a prompt are back, some are not"
+    assert sum(span.attrs["issued"] for span in rollouts) == counts["issued"]
+    assert summarise(timeline)["lag"] == {"mean": 1.5, "max": 3}

@@ -174,6 +174,12 @@ def test_a_time_after_the_end_is_refused() -> None:
     assert caught.value.key == "faults[0].at" and "ends" in caught.value.problem
 
 
+def test_a_run_that_gets_from_no_checkpoint_to_the_next_is_given_up() -> None:
+    with pytest.raises(InputError) as caught:
+        play({"kind": "trainer_lost", "mtbf": 5.0, "detect": 1.0, "start": 1.0}, num_steps=2)
+    assert caught.value.key == "faults[0].mtbf"
+
+
 def test_drawn_faults_repeat_with_the_seed() -> None:
     drawn = {key: value for key, value in TRAINER.items() if key != "target"} | {"mtbf": 2000.0}
     first, second = play(drawn), play(drawn)

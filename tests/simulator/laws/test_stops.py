@@ -2,14 +2,12 @@
 
 from collections import Counter
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.metrics import publications
 from lab.scenario import Scenario
 from lab.schedule import limits, staleness
-from simulator.ledger import BUFFERED, FATE, IN_FLIGHT, LOST, TRAINED
 from simulator.world import World
 from tests.plays import FATES, Played, ended_by, fresh, play, start
 from tests.strategies import on_cores, on_gpus
