@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 from lab.library import device as library_device
@@ -89,6 +90,9 @@ def responses(run: Run) -> dict[str, Any]:
     return lognormal(run.response, run.spread, run.longest)
 
 
+QUANTILES = 512
+
+
 def lognormal(mean: float, spread: float, longest: int) -> dict[str, Any]:
     """A lognormal whose mean after being cut at `longest` is `mean`; its parameters as `lab.workload.Lognormal` has them.
 
@@ -102,6 +106,10 @@ def lognormal(mean: float, spread: float, longest: int) -> dict[str, Any]:
         middle = (low + high) / 2
         low, high = (middle, high) if _cut_mean(middle, spread, longest) < mean else (low, middle)
     uncut = math.exp(low + spread**2 / 2)
+    if uncut > longest:  # a scenario's mean is not above its maximum: told by equally likely lengths instead
+        places = [(i + 0.5) / QUANTILES for i in range(QUANTILES)]
+        drawn = [min(max(round(math.exp(low + spread * NormalDist().inv_cdf(p))), 1), longest) for p in places]
+        return {"dist": "empirical", "values": drawn}
     return {"dist": "lognormal", "mean": uncut, "p95": math.exp(low + 1.6448536269514722 * spread), "max": longest}
 
 

@@ -272,8 +272,12 @@ def test_synchronous_runs_say_it_too() -> None:
 
 
 def test_engines_that_never_hear_of_the_last_versions_are_shown_to_the_end() -> None:
-    timeline = play(scenario({"weight_sync": {"trigger": "pull", "every": 1e4, "in_flight": "mix"}, "buffer": {"capacity_samples": 999},
-                              "schedule": MODE | {"staleness": {"bound": 0, "at_bound": "down_weight"}}}))  # fmt: skip
+    never = {
+        "weight_sync": {"trigger": "pull", "every": 1e4, "in_flight": "mix"},
+        "buffer": {"capacity_samples": 999},
+        "schedule": MODE | {"staleness": {"bound": 0, "at_bound": "down_weight"}},
+    }
+    timeline = play(scenario(never))
     rollouts = spans(timeline, "rollout")
     assert {span.step for span in rollouts} == {0} and len(rollouts) == 2
     counts = timeline.header.samples

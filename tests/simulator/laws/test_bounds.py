@@ -15,7 +15,7 @@ from simulator.ledger import VERSION
 from simulator.producing import Producer
 from simulator.rollout import Engine, Piece
 from tests.plays import Played, fresh, num_batches, play, start
-from tests.strategies import TIGHT, changed, on_cores, on_gpus, stalenesses
+from tests.strategies import PROMPTS, SHORT, TIGHT, changed, on_cores, on_gpus, stalenesses
 
 Running = Iterable[tuple[int, int, int]]
 """request or sample, tokens of its prompt, tokens generated"""
@@ -46,7 +46,7 @@ def watched(seen: list[int]) -> Callable[[Engine, float], Piece]:
 
 
 @given(st.one_of(on_gpus(), on_cores()))
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_the_kv_cache_is_never_above_its_capacity(chosen: Scenario) -> None:
     """Played by scheduling, through whatever the simulation does to its engines."""
     seen = list[int]()
@@ -65,7 +65,7 @@ def producers(world: Any) -> list[Producer]:
 
 
 @given(on_gpus(modes=("asynchronous",)), st.lists(st.floats(0, 1), min_size=3, max_size=8).map(sorted))
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_engines_that_are_played_ahead_hold_no_more_than_fits(chosen: Scenario, shares: list[float]) -> None:
     played, world = play(chosen), fresh(chosen)
     start(world)
@@ -115,7 +115,7 @@ def old(draw: st.DrawFn) -> Scenario:
 
 
 @given(old())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_no_sample_is_older_than_the_bound_but_under_down_weight(chosen: Scenario) -> None:
     """In its own unit; the spans of advantages say the same as the versions that samples were begun with."""
     played, said = play(chosen), chosen.schedule.staleness
@@ -134,6 +134,23 @@ def test_no_sample_is_older_than_the_bound_but_under_down_weight(chosen: Scenari
     waste = played.samples["dropped"] + played.samples["aborted"]
     kept = chosen.weight_sync.in_flight != "interrupt"
     assert not (said.at_bound in ("block", "down_weight") and kept and waste)
+
+
+@pytest.mark.parametrize("in_flight", ["drain", "interrupt", "mix"])
+@pytest.mark.parametrize("trigger", ["push", "event"])
+@pytest.mark.parametrize("at_bound", ["block", "drop", "interrupt"])
+def test_whoever_waits_at_the_bound_goes_on(at_bound: str, trigger: str, in_flight: str) -> None:
+    """Two batches a version, groups of two, engines with few seats: what is stopped or thrown away holds nobody up."""
+    work = {"prompts_per_step": 6, "samples_per_prompt": 2, "prompt_tokens": PROMPTS, "response_tokens": SHORT}
+    own = {
+        "algorithm": {"name": "grpo", "kl_coef": 0.0}, "num_steps": 2, "workload": work,
+        "rollout": {"max_num_seqs": 2, "prefix_caching": False}, "weight_sync": {"trigger": trigger, "in_flight": in_flight},
+        "place": {"actor.train": {"data_parallel": 1}}, "update": {"minibatch_samples": 6, "microbatch_tokens": 300},
+        "schedule": {"mode": "asynchronous", "trigger_samples": 6, "staleness": {"bound": 1, "at_bound": at_bound}},
+    }  # fmt: skip
+    for seed in range(4):
+        played = play(changed("ppo-7b-16gpu", {"algorithm": None}, own, {"seed": seed}))
+        assert played.samples["trained"] == 2 * 12
 
 
 @pytest.mark.parametrize("unit", ["versions", "steps", "batches", "extra_samples"])

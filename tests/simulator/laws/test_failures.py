@@ -41,7 +41,7 @@ def failing(calm: Played, faults: list[tuple[dict[str, Any], float]]) -> Scenari
 
 
 @given(on_gpus(loss=True), struck)
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_the_run_ends_and_every_sample_has_one_fate(chosen: Scenario, faults: list[tuple[dict[str, Any], float]]) -> None:
     played = play(failing(play(chosen), faults))
     counts, world = played.samples, played.world
@@ -58,7 +58,7 @@ def test_the_run_ends_and_every_sample_has_one_fate(chosen: Scenario, faults: li
 
 
 @given(on_gpus(loss=True), struck)
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_spans_and_accounts_stay_lawful(chosen: Scenario, faults: list[tuple[dict[str, Any], float]]) -> None:
     played = play(failing(play(chosen), faults))
     spans, slack = played.timeline.spans, SLACK * played.makespan
@@ -83,7 +83,7 @@ def saved(played: Played, time: float) -> int:
 
 
 @given(on_gpus(loss=True), st.lists(st.tuples(st.sampled_from(TRAINERS), st.floats(0.01, 0.95)), min_size=1, max_size=2))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_nothing_is_lost_that_a_checkpoint_holds(chosen: Scenario, faults: list[tuple[dict[str, Any], float]]) -> None:
     """And every step is trained to its end exactly once by every rank."""
     played = play(failing(play(chosen.replace({"checkpoint": {"every_steps": 1, "blocking": True}})), faults))
@@ -99,7 +99,7 @@ def test_nothing_is_lost_that_a_checkpoint_holds(chosen: Scenario, faults: list[
 
 
 @given(on_gpus(loss=True), st.floats(0.05, 0.9))
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_a_fault_takes_no_time_away(chosen: Scenario, share: float) -> None:
     """Up to the fault the run is the one without it."""
     calm = play(chosen)

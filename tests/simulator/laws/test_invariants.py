@@ -19,7 +19,7 @@ WAITS = frozenset({"sample_wait", "bubble", "barrier", "prompt_wait", "wait"})
 
 
 @given(ANY)
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_spans_follow_the_dataflow_and_none_overlaps_another_on_what_it_holds(chosen: Scenario) -> None:
     played = play(chosen)
     spans, slack = played.timeline.spans, SLACK * played.makespan
@@ -31,7 +31,7 @@ def test_spans_follow_the_dataflow_and_none_overlaps_another_on_what_it_holds(ch
 
 
 @given(ANY)
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_ops_lie_inside_their_stage_unless_they_go_on_beside_it(chosen: Scenario) -> None:
     played = play(chosen)
     stages = {span.span_id: span for span in played.stages_all()}
@@ -44,7 +44,7 @@ def test_ops_lie_inside_their_stage_unless_they_go_on_beside_it(chosen: Scenario
 
 
 @given(ANY)
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_every_pools_shares_are_shares_and_add_to_one(chosen: Scenario) -> None:
     """And the steps tile the time up to the last publication."""
     played = play(chosen)
@@ -57,7 +57,7 @@ def test_every_pools_shares_are_shares_and_add_to_one(chosen: Scenario) -> None:
 
 
 @given(ANY)
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_every_sample_has_one_fate_and_is_trained_at_most_once(chosen: Scenario) -> None:
     played = play(chosen)
     counts, world = played.samples, played.world
@@ -73,7 +73,7 @@ def test_every_sample_has_one_fate_and_is_trained_at_most_once(chosen: Scenario)
 
 
 @given(ANY)
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_tokens_are_those_of_the_samples(chosen: Scenario) -> None:
     """The trainer reads the tokens of its batches; engines made those of all that ended, and what they wasted is counted."""
     played = play(chosen)

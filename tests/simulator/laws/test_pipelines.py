@@ -1,5 +1,6 @@
 """How long a step takes where its stages overlap: as long as the slowest of them, in closed form with equal lengths."""
 
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -105,7 +106,7 @@ def num_passes(chosen: Scenario) -> int:
 
 
 @given(costs, st.integers(1, 3), st.integers(1, 3))
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_a_synchronous_step_is_the_sum_of_its_stages(cost: dict[str, float], engines: int, waves: int) -> None:
     """Reward and reference beside each other, all else one after the other."""
     chosen = scenario("synchronous", engines, waves, 4)
@@ -115,7 +116,7 @@ def test_a_synchronous_step_is_the_sum_of_its_stages(cost: dict[str, float], eng
 
 
 @given(costs, st.integers(1, 3), st.integers(1, 3))
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_one_step_off_takes_its_slowest_cycle(cost: dict[str, float], engines: int, waves: int) -> None:
     chosen = scenario("one_step_off", engines, waves, 12)
     each = stages(cost, waves, num_passes(chosen))
@@ -126,26 +127,27 @@ def test_one_step_off_takes_its_slowest_cycle(cost: dict[str, float], engines: i
 
 
 @given(costs, st.integers(1, 3), st.integers(1, 3), st.sampled_from(["event", "push"]))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_without_a_barrier_a_step_takes_as_long_as_its_slowest_stage(
     cost: dict[str, float], engines: int, waves: int, trigger: str
 ) -> None:
     """Engines generate and take weights, scorers score, the trainer trains and publishes: each goes on as fast as it can,
     and the slowest of them never waits."""
     sync = {"weight_sync": {"trigger": trigger, "in_flight": "mix", "kv": "keep"}}
-    chosen = scenario("asynchronous", engines, waves, 24, **sync, schedule={"mode": "asynchronous", "staleness": {"bound": 4}})
+    schedule = {"mode": "asynchronous", "staleness": {"bound": 4}}
+    chosen = scenario("asynchronous", engines, waves, 24, **sync, schedule=schedule)
     each, played = stages(cost, waves, num_passes(chosen)), play(chosen, {"cpu-core": flat(cost)})
-    published, taken = (
-        min(span.seconds for span in played.stages("weight_sync") if work in span.worker) for work in ("train", "generate")
-    )
-    generating = each["rollout"] - cost["dispatch"] + taken
+    spans = played.stages("weight_sync")
+    published = min(span.seconds for span in spans if "train" in span.worker)
+    taken = [span.seconds for span in spans if "generate" in span.worker]  # with a push, some wait for others
+    generating = each["rollout"] - cost["dispatch"] + (fmean(taken) if trigger == "event" else min(taken))
     training = each["advantage"] + each["update"] + cost["dispatch"] + published
     slowest = max(generating, each["reward"], each["reference"], training)
     assert period(played) == pytest.approx(slowest, rel=0.02)
 
 
 @given(st.one_of(on_gpus(modes=("asynchronous",)), on_cores(modes=("asynchronous",))))
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_with_a_bound_of_nothing_it_is_the_synchronous_order(chosen: Scenario) -> None:
     """Every batch is that of the step, made by the weights of the step before; nothing of a step starts before the step
     before it is published."""

@@ -34,7 +34,7 @@ def trained_by(played: Played, time: float) -> int:
 
 
 @given(st.one_of(on_gpus(), on_cores()), SHARES)
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_at_every_stop_each_sample_is_somewhere(chosen: Scenario, shares: list[float]) -> None:
     """What is trained is what updates have begun with; what is back is what engines have ended."""
     played, before = play(chosen), Counter[str]()
@@ -53,7 +53,7 @@ def test_at_every_stop_each_sample_is_somewhere(chosen: Scenario, shares: list[f
 
 
 @given(on_gpus(modes=("asynchronous",)), SHARES)
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_the_buffer_is_never_above_its_capacity(chosen: Scenario, shares: list[float]) -> None:
     """Room is kept for a sample from its issue to the end of the updates on its batch."""
     played = play(chosen)
@@ -66,7 +66,7 @@ def test_the_buffer_is_never_above_its_capacity(chosen: Scenario, shares: list[f
 
 
 @given(st.one_of(on_gpus(), on_cores()), SHARES)
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_a_stop_changes_nothing(chosen: Scenario, shares: list[float]) -> None:
     played = play(chosen)
     for _, world in stops(played, shares):
@@ -78,7 +78,7 @@ def test_a_stop_changes_nothing(chosen: Scenario, shares: list[float]) -> None:
 
 
 @given(on_gpus(modes=("asynchronous",)), SHARES)
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_no_more_is_issued_than_the_bound_lets_be_trained(chosen: Scenario, shares: list[float]) -> None:
     """Under `block`: version w may be behind at most the first n·w + bound + 1 batches, those that were thrown away aside."""
     rule = staleness(chosen.schedule, chosen.workload.samples_per_step)

@@ -22,7 +22,7 @@ WAITS = frozenset({"sample_wait", "write_wait"})
 
 
 @given(st.one_of(on_gpus(), on_cores()))
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_what_comes_from_a_datasheet_is_marked(chosen: Scenario) -> None:
     played = play(chosen)
     assert {span.op for span in played.timeline.spans if span.op and not span.attrs.get("extrapolated")} <= WAITS
@@ -61,7 +61,7 @@ def asked(chosen: Scenario, profile: Profile) -> tuple[Played, list[Asked]]:
 
 
 @given(on_cores(), st.data())
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_a_cost_is_marked_exactly_where_it_lies_outside_what_was_measured(
     chosen: Scenario, data: st.DataObject
 ) -> None:
@@ -104,7 +104,7 @@ def same(one: Played, other: Played) -> None:
 
 
 @given(on_gpus(modes=("synchronous", "one_step_off")))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_an_engine_told_in_windows_does_what_it_does_piece_by_piece(chosen: Scenario) -> None:
     whole = play(chosen)
     with pytest.MonkeyPatch.context() as patch:
@@ -114,7 +114,7 @@ def test_an_engine_told_in_windows_does_what_it_does_piece_by_piece(chosen: Scen
 
 
 @given(on_gpus(modes=("asynchronous",)))
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_an_engine_played_ahead_does_what_it_does_as_time_passes(chosen: Scenario) -> None:
     """But where two samples end in one iteration, and it matters which of them is first; or where a cache is forgotten."""
     forgets = chosen.weight_sync.kv == "keep" and chosen.rollout.prefix_caching
@@ -135,7 +135,7 @@ def test_an_engine_played_ahead_does_what_it_does_as_time_passes(chosen: Scenari
 
 
 @given(on_gpus())
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_passes_told_together_are_those_told_one_by_one(chosen: Scenario) -> None:
     """Forward and backward passes of a mini-batch change places in time, and nothing else."""
     single = play(chosen)

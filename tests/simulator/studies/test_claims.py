@@ -7,8 +7,8 @@ import pytest
 
 from lab.errors import InputError
 from simulator.studies.claims import VERDICTS, Bench, changed, chosen, claims, judge
-from simulator.studies.claims_network import compression
-from simulator.studies.claims_sampling import distribution, entropy
+from simulator.studies.claims.network import compression
+from simulator.studies.claims.sampling import distribution, entropy
 
 ALL = [claim.id for claim in claims()]
 QUICK = ("pipeline-10-2-8", "pipeline-hides", "coupled-memory", "lower-top-p", "hundred-runs", "compressed-ids",

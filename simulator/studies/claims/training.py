@@ -141,7 +141,7 @@ def pipeline_bubble(bench: Bench) -> Judgement:
 
 def larger_minibatches(bench: Bench) -> Judgement:
     """Fewer, larger optimizer steps (gradient accumulation) on slow links between two machines."""
-    from simulator.studies.claims_network import SPREAD
+    from simulator.studies.claims.network import SPREAD
 
     slow = SPREAD | {"cluster/sites/0/fabric/link": "ethernet-25"}
     small, large = (

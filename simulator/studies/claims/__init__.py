@@ -25,14 +25,14 @@ from lab.timeline import Timeline
 from profiles.profile import Profile, datasheet, unmeasured
 from simulator.run import simulate
 
-SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
+SCENARIOS = Path(__file__).resolve().parents[3] / "scenarios"
 Verdict = Literal["holds", "does not hold", "partly", "cannot be judged"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "partly", "does not hold", "cannot be judged")
 JUDGES = (
     "schedules", "asynchronous", "rollout", "devices", "training", "parts", "network", "sites", "scoring", "scale", "sampling",
     "faults",
 )  # fmt: skip
-"""modules `claims_NAME` with a function for every claim of theirs"""
+"""modules of this folder with a function for every claim of theirs"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,10 +148,10 @@ def size(amount: float) -> str:
 @cache
 def claims() -> tuple[Claim, ...]:
     """All claims, in the order of the file."""
-    listed = yaml.safe_load((resources.files("simulator.studies") / "claims.yaml").read_text(encoding="utf-8"))
+    listed = yaml.safe_load((resources.files("simulator.studies.claims") / "claims.yaml").read_text(encoding="utf-8"))
     judges: dict[str, Callable[[Bench], Judgement]] = {}
     for name in JUDGES:
-        judges |= importlib.import_module(f"simulator.studies.claims_{name}").JUDGES
+        judges |= importlib.import_module(f"simulator.studies.claims.{name}").JUDGES
     documents = listed["documents"]
     return tuple(
         Claim(

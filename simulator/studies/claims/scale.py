@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from lab.library import tiers
 from simulator.studies.claims import Bench, Judgement, size
-from simulator.studies.claims_rollout import generated, token_rate
+from simulator.studies.claims.rollout import generated, token_rate
 
 DAY = 86400.0
 ENGINES = 8

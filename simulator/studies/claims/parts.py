@@ -8,8 +8,8 @@ from typing import Any
 from profiles.memory import worker_footprint
 from profiles.slices import trained_bytes
 from simulator.studies.claims import Bench, Judgement, Played, size
-from simulator.studies.claims_rollout import ENGINE, generated, token_rate
-from simulator.studies.claims_scoring import scored
+from simulator.studies.claims.rollout import ENGINE, generated, token_rate
+from simulator.studies.claims.scoring import scored
 
 
 def ppo_or_dpo(bench: Bench) -> Judgement:

@@ -9,7 +9,7 @@ from lab.errors import InputError
 from lab.library import device
 from profiles.memory import device_bytes
 from simulator.studies.claims import Bench, Judgement
-from simulator.studies.claims_rollout import ENGINE, generated, token_rate
+from simulator.studies.claims.rollout import ENGINE, generated, token_rate
 
 HALF = {f"{ENGINE}/dtype": "float16", f"{ENGINE}/kv_dtype": "float16"}
 BYTE = {f"{ENGINE}/dtype": "int8", f"{ENGINE}/kv_dtype": "float16"}

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.studies.claims import Bench, Judgement
-from simulator.studies.claims_rollout import generated
+from simulator.studies.claims.rollout import generated
 
 VOCABULARY = 50_000
 STEEPNESS = (0.8, 1.2, 2.0)
