@@ -196,7 +196,7 @@ class Cluster(Record):
         names, pairs = [site.name for site in self.sites], [frozenset(wan.between) for wan in self.wan]
         for wan in self.wan:
             for name in set(wan.between) - set(names):
-                raise ValueError(f"wan: there is no site {name!r}; there are {', '.join(names)}")
+                raise ValueError(f"there is no site {name!r}; there are {', '.join(names)}")
         if len(set(pairs)) < len(pairs):
             raise ValueError("wan: two connections are between the same sites; add their bandwidths in one")
         for name in names[1:]:

@@ -158,7 +158,8 @@ def conforms(dataflow: Dataflow, timeline: Timeline) -> list[str]:
     stages = [span for span in timeline.spans if not span.op and span.stage not in SETUP_STAGES]
     free = _batched(dataflow, stages) if dataflow.continuous else ()
     kept = [span for span in stages if not span.lost]
-    return [*_instantiates(dataflow, stages), *_ordered(dataflow, kept, slack), *_disjoint(stages, slack), *free]
+    alone = _disjoint([span for span in timeline.spans if not span.op], slack)
+    return [*_instantiates(dataflow, stages), *_ordered(dataflow, kept, slack), *alone, *free]
 
 
 def _instantiates(dataflow: Dataflow, spans: list[Span]) -> Iterator[str]:

@@ -161,7 +161,7 @@ class AheadRun:
                 self._on_dry()
             if self._standing:
                 yield from self._stand()
-            elif self._inbox or self._engine.busy:
+            elif self._inbox or self._engine.busy or self._told < self._engine.num_ended:
                 yield from self._go()
             else:
                 yield from self._rest()

@@ -11,6 +11,7 @@ from lab.faults import Fault
 from lab.policies.dispatch import Engines
 from lab.targets import BUFFER
 from profiles.memory import kv_blocks
+from simulator.blocks import Ints
 from simulator.collecting import Collecting, Group
 from simulator.handing import Handing
 from simulator.ledger import ABORTED, DROPPED, INDEX, LOST, RESPONSE, STEP
@@ -26,7 +27,7 @@ class Production:
         self._world, self._per_prompt = world, world.scenario.workload.samples_per_prompt
         self.buffer = Collecting(world, self._ask_all)
         self.handing = Handing(world, self.buffer.ended)
-        self.prompts = Prompts(world.scenario, self.buffer.next * self.buffer.rule.samples_per_unit)
+        self.prompts = Prompts(world.scenario, _trained(world))
         self.producers = [Producer(world, worker, self) for worker in world.scenario.team("actor", "generate")]
         self._place = {producer: place for place, producer in enumerate(self.producers)}
         self._seats = sum(producer.seats for producer in self.producers)
@@ -51,7 +52,11 @@ class Production:
 
     def dry(self, producer: Producer) -> None:
         """Nobody waits in an engine, and more could run."""
-        if not self._shut and producer.room >= self._per_prompt:
+        if self._shut or producer.room < self._per_prompt:
+            return
+        if self._asking - {self._place[producer]}:
+            self._ask(producer)  # others are to have their share of what there is now
+        else:
             self._deal([producer], producer.version)
 
     def backlog(self) -> int:
@@ -232,6 +237,13 @@ class Production:
                 self.buffer.replaced(group, samples)
             self._owner.update(dict.fromkeys(samples, producer))
             producer.give(numbers, len(found))
+
+
+def _trained(world: World) -> Ints:
+    """(2, samples) steps and indices of what the run has trained on before."""
+    kept = [numbers for step, numbers in world.ledger.batches.items() if step < world.first_step]
+    numbers = np.concatenate([np.zeros(0, np.int64), *kept])
+    return np.array([world.ledger.column(column)[numbers] for column in (STEP, INDEX)])
 
 
 def _kv_tokens(world: World, producer: Producer) -> float:

@@ -37,7 +37,7 @@ from simulator.counted import (
     needed,
 )
 from simulator.engine import Settings, TooSmall
-from simulator.stretch import dry, stretch
+from simulator.stretch import ROUNDING, dry, stretch
 from simulator.whole import Tables
 
 KEPT = ("count", "decoding", "short", "final", "who", "phase", "part", "done", "live", "safe", "clock", "window")
@@ -140,9 +140,10 @@ class Counting:
         return float(self.state.clock[0])
 
     def wait_until(self, now: float) -> None:
-        """Nothing happened until now."""
+        """Nothing happened until now, or an iteration is under way still."""
+        idle = self.clock <= now * (1 + ROUNDING) and not self.busy
         self.state.clock[0] = max(self.clock, now)
-        if not self.busy:
+        if idle:
             self.land()
 
     def land(self) -> None:
@@ -171,9 +172,9 @@ class Counting:
         return bool(count[WAITS] < self.num_rows or count[PARTS] or self.state.decoding[SEQS])
 
     def ended(self, first: int) -> list[tuple[float, int]]:
-        """Seconds and row of those that ended, from the first so many on."""
+        """Seconds and row of those that ended, from the first so many on; of one iteration in the order of their rows."""
         rows = self.state.due[1, first : self.state.count[LAST]]
-        return list(zip(self.state.ended[rows].tolist(), rows.tolist(), strict=True))
+        return sorted(zip(self.state.ended[rows].tolist(), rows.tolist(), strict=True))
 
     @property
     def num_ended(self) -> int:

@@ -88,7 +88,9 @@ class Outages(ABC):
         self.stoppable: list[EngineRun | AheadRun] = []
         """those that a fault may stop in the middle of a sample"""
         self.absent: dict[str, float] = {}
-        """by worker that comes back from a fault: since when it does no work"""
+        """by worker that comes back with the whole run: since when it does no work"""
+        self.mending: dict[str, float] = {}
+        """by worker that comes back by itself: since when, as far as it is not shown yet"""
         self._degraded: dict[str, float] = {}
         self._since: float | None = 0.0
         self._stopped, self._progress = 0.0, 0.0
@@ -124,7 +126,7 @@ class Outages(ABC):
         done = {run for run, event in self._finished.items() if event.triggered and run[1] < first_step}
         for lane in list(self.open.values()):
             lane.lose()
-        for worker, start in self.absent.items():
+        for worker, start in (self.mending | self.absent).items():
             self.restored(worker, start)
         self._forget(first_step)
         for engine in self.stoppable:
@@ -144,6 +146,8 @@ class Outages(ABC):
         for links, share in self._degraded.items():
             self.degrade(links, share)
         self._fresh()
+        for worker in self.mending:
+            self.env.process(self._mend(self.scenario.workers[worker]))
         for run in done:
             self._started[run].succeed()
             self._finished[run].succeed()
@@ -200,7 +204,13 @@ class Outages(ABC):
         """A worker that is not trained fails; it works again once the fault has been noticed and it has started."""
         away = (fault.duration or 0.0) if fault.kind == "preempted" else fault.detect
         self.up_at[worker] = max(self.now + away + fault.start, self.up_at.get(worker, 0.0))
-        self.env.process(self._mend(self.scenario.workers[worker]))
+        chosen = self.scenario.workers[worker]
+        if chosen.work == "generate":  # a scorer's part of a step goes on in another span
+            for lane in [lane for lane in self.open.values() if lane.worker is chosen]:
+                lane.fail()
+        if worker not in self.mending:
+            self.mending[worker] = self.now
+            self.env.process(self._mend(chosen))
         if handler := self.on_loss.get(worker):
             handler(fault)
 
@@ -209,7 +219,10 @@ class Outages(ABC):
         engine = worker.work == "generate"
         if engine:
             self.publication.leave(worker)
-        yield from self.wait_for(worker.name)
+        yield from self.until_up(worker.name)
+        start = self.mending.pop(worker.name)
+        if worker.name not in self.absent:  # else it is shown with the others
+            self.restored(worker.name, start)
         if engine:
             self.publication.enter(worker, self.publication.version)
 
@@ -257,18 +270,14 @@ class Outages(ABC):
         engines = [engine.name for engine in self.scenario.team("actor", "generate") if not self.is_up(engine.name)]
         return min(self.up_at[name] for name in engines)
 
-    def wait_for(self, worker: str) -> Process:
-        """Ends when a worker that failed works again; shown as its restoring."""
-        start = self.now
-        while self.up_at.get(worker, 0.0) > self.now:
-            yield self.env.timeout(self.up_at[worker] - self.now)
-        if self.now > start:
-            self.restored(worker, start)
-
     def restored(self, worker: str, start: float, read_s: float = 0.0, bytes: float = 0.0) -> None:
         """Shows that a worker has been coming back from a fault since `start`, at last by reading its state."""
         chosen, step = self.scenario.workers[worker], self.first_step
         name = self.span_id("restore", step, worker)
+        if worker in self.mending:  # it still does by itself
+            self.mending[worker] = self.now
+        if self.now <= start:
+            return
         self.redone[f"restore/{step}/{worker}"] += 1
         spans = [(name, "", start, 0.0), (f"{name}#0", "read", self.now - read_s, bytes)]
         for span_id, op, since, moved in spans if read_s else spans[:1]:

@@ -219,7 +219,10 @@ class Producer:
         """These leave, whether they run or wait; returns the response tokens that they have."""
         made = {sample: tokens for sample, _, tokens in self._run.running()}
         self._run.abort(samples)
+        had = bool(self.samples)
         self.samples.difference_update(samples)
+        if had and not self.samples:
+            self._emptied()
         return [made.get(sample, 0) for sample in samples]
 
     def _drained(self) -> simpy.Event:
@@ -233,10 +236,14 @@ class Producer:
         self.samples.discard(sample)
         self._back.append(sample)
         if not self.samples:
-            self._busy_s[1] = self._world.now
-            if not self.open and not self._empty.triggered:
-                self._empty.succeed()
+            self._emptied()
         self._issuer.back(self, sample)
+
+    def _emptied(self) -> None:
+        """Its last sample left, whatever its fate."""
+        self._busy_s[1] = self._world.now
+        if not self.open and not self._empty.triggered:
+            self._empty.succeed()
 
     @property
     def stretch(self) -> str:

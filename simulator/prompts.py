@@ -27,12 +27,18 @@ class Prompt:
 
 
 class Prompts:
-    """The n-th prompt ever issued is prompt n % prompts_per_step of step n // prompts_per_step."""
+    """The n-th prompt ever issued is prompt n % prompts_per_step of step n // prompts_per_step.
 
-    def __init__(self, scenario: Scenario, num_samples: int) -> None:
-        """`num_samples` were trained before this run, whole prompts."""
+    What was trained before is left out: batches take samples as they come back, so it may have gaps.
+    """
+
+    def __init__(self, scenario: Scenario, trained: Ints) -> None:
+        """`trained` is (2, samples), the steps and indices of those that were trained before."""
         self._per_step, self._samples = scenario.workload.prompts_per_step, scenario.workload.samples_per_prompt
-        self._next = num_samples // self._samples
+        self._next = 0
+        self._trained: dict[int, list[int]] = {}
+        for step, index in trained.T.tolist():
+            self._trained.setdefault(step * self._per_step + index // self._samples, []).append(index)
         self._again, self._replacing = deque[Prompt](), deque[Prompt]()
 
     def again(self, rows: Ints, group: Group | None) -> None:
@@ -64,7 +70,11 @@ class Prompts:
         return found
 
     def _fresh(self) -> Prompt:
-        step, number = divmod(self._next, self._per_step)
-        self._next += 1
-        first = number * self._samples
-        return Prompt(step=step, number=number, indices=np.arange(first, first + self._samples))
+        while True:
+            step, number = divmod(self._next, self._per_step)
+            gone = self._trained.pop(self._next, [])
+            self._next += 1
+            if len(gone) < self._samples:
+                first = number * self._samples
+                left = np.setdiff1d(np.arange(first, first + self._samples), gone)
+                return Prompt(step=step, number=number, indices=left)

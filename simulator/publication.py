@@ -163,9 +163,12 @@ class Meeting:
 
 
 def first_version(world: World) -> int:
-    """What engines have when the run begins, or goes on after a fault."""
-    trained = "weight_sync" in world.dataflow.nodes
-    return world.dataflow.version_at(world.first_step) if trained else world.first_step
+    """What engines have when the run begins, or goes on after a fault: the last version that all were to have."""
+    if "weight_sync" not in world.dataflow.nodes:
+        return world.first_step
+    earlier = [step for step in world.dataflow.steps("weight_sync") if step < world.first_step]
+    under_way = sum(not world.finished("weight_sync", step).triggered for step in earlier)
+    return world.dataflow.version_at(world.first_step) - under_way
 
 
 class Publication:
@@ -178,6 +181,8 @@ class Publication:
         """the latest that engines can have"""
         self.versions = [self.version]
         """all that were published, in order"""
+        self.published = world.env.event()
+        """the next version can be had"""
         self.copies: Copies | None = None
         self.meeting: Meeting | None = None
         self.costs: dict[tuple[str, float, int | str], Cost] = {}
@@ -239,6 +244,8 @@ class Publication:
         """From now on engines can have this version, from those who have copies."""
         self.versions.append(version)
         self.version, self.copies = version, copies
+        published, self.published = self.published, self._world.env.event()
+        published.succeed()
 
     def announce(self, event: WeightsReady) -> None:
         """Every engine hears of it, each after the time that a message from the trainer takes."""

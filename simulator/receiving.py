@@ -62,12 +62,7 @@ class Receiver:
 
     def news(self) -> simpy.Event:
         """The next time when `due` may say something else of as many running samples; after the last version: never."""
-        publication = self._world.publication
-        if self._rule.trigger != "pull":
-            return self._heard
-        if publication.final and self.told == publication.version:
-            return self._world.env.event()
-        return self._world.env.process(self._look())
+        return self._world.env.process(self._look()) if self._rule.trigger == "pull" else self._heard
 
     def hear(self, event: WeightsReady, after_s: float) -> Process:
         """A message that is on its way to this engine for so long."""
@@ -113,12 +108,16 @@ class Receiver:
         lane.end(**notes)
 
     def _look(self) -> Process:
-        """The engine asks for the latest version when its turn comes, evenly spread between those of the others."""
+        """The engine asks for the latest version when its turn comes, evenly spread between those of the others; of its
+        looks, the first that finds one."""
+        publication = self._world.publication
+        while self.told >= publication.version:
+            yield publication.published
         self._looked = policy.next_look(
             self._rule.every_s or 0.0, self._world.now, self._index, self._num_engines
         )  # fmt: skip
         yield self._world.env.timeout(max(self._looked - self._world.now, 0.0))
-        self.told = max(self.told, self._world.publication.version)
+        self.told = max(self.told, publication.version)
 
     def _meet(self, lane: Lane, meeting: Meeting) -> Process:
         """The engine's part in a push."""

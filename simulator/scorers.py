@@ -227,6 +227,16 @@ class ScoringService(Service):
             known=self._hits if cache(world.scenario, stage) or world.scenario.experience else None,
         )  # fmt: skip
         self._world, self._stage = world, stage
+        self._left = False
+
+    def submit(self, samples: Sequence[int]) -> None:
+        """These wait from now on, unless nobody needs scores any more."""
+        if not self._left:
+            super().submit(samples)
+
+    def _score(self, server: int, samples: list[int], lengths: list[int]) -> Process:
+        if not self._left:
+            yield from super()._score(server, samples, lengths)
 
     def _hits(self, samples: list[int]) -> list[bool]:
         """Those that a cache knows; the first worker notes them."""
@@ -247,6 +257,7 @@ class ScoringService(Service):
 
     def leave(self) -> None:
         """What is under way is scored; what waits, and what comes, is not."""
+        self._left = True
         self.scale(0)
         for scorer in self._scorers:
             scorer.leave()

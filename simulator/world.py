@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -191,6 +192,7 @@ class Lane:
         self.world, self.stage, self.step, self.worker = world, stage, step, worker
         self._id, self._stage = world.span_id(stage, step, worker.name), world.dataflow.nodes[stage].stage
         self._start, self._num_ops = world.now, 0
+        self._until = math.inf
         world.open[self._id] = self
 
     def op(self, op: str, cost_op: str, quantities: Mapping[str, float], **notes: Any) -> Process:
@@ -203,6 +205,8 @@ class Lane:
         self, op: str, start: float, extrapolated: bool, tokens: int = 0, bytes: float = 0.0, **notes: Any
     ) -> None:
         """Records the span of an op that ends now."""
+        if start >= self._until:
+            return
         attrs = notes | ({"extrapolated": True} if extrapolated else {})
         self._add(f"{self._id}#{self._num_ops}", (self._id,), op, start, tokens, bytes, attrs)
         self._num_ops += 1
@@ -211,6 +215,10 @@ class Lane:
         """Records an op that ends now and went on beside the worker's next stages, on a resource of its own."""
         self.record(op, start, extrapolated, bytes=bytes)
         self.world.spans[-1] = msgspec.structs.replace(self.world.spans[-1], resource=f"{self.worker.name}.{op}")
+
+    def fail(self) -> None:
+        """The worker fails now: whatever is recorded later ended with it."""
+        self._until = min(self.world.now, self._until)
 
     def cut(self, **notes: Any) -> None:
         """A fault ends the stage now on this worker; what it handed on before stays, and it goes on in another span."""
@@ -252,7 +260,7 @@ class Lane:
         self.world.spans.append(
             Span(
                 span_id=span_id, cause_ids=causes, resource=self.worker.name, step=self.step, stage=self._stage, op=op,
-                pool=self.worker.pool, worker=self.worker.name, start_s=start, end_s=self.world.now,
-                policy_version=version, tokens=tokens, bytes=bytes, attrs=attrs,
+                pool=self.worker.pool, worker=self.worker.name, start_s=start,
+                end_s=min(self.world.now, self._until), policy_version=version, tokens=tokens, bytes=bytes, attrs=attrs,
             )
         )  # fmt: skip

@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import pytest
 
 from lab.scenario import Scenario
 from lab.timeline import Span, Timeline
@@ -51,9 +53,16 @@ def fresh(scenario: Scenario, profiles: dict[str, Profile] | None = None) -> Wor
 
 def play(scenario: Scenario, profiles: dict[str, Profile] | None = None) -> Played:
     """What `simulate` does; the world is kept."""
-    world = fresh(scenario, profiles)
-    run._play(world)
-    return Played(scenario, world, Timeline.of(run._header(world, 0.0), world.spans))
+    worlds = list[World]()
+
+    def world(*parts: Any) -> World:
+        worlds.append(World(*parts))
+        return worlds[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "World", world)
+        timeline = run.simulate(scenario, profiles or SHEETS)
+    return Played(scenario, worlds[0], timeline)
 
 
 def start(world: World) -> None:

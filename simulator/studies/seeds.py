@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import connection
 from typing import Any
 
 import numpy as np
 
+from lab.errors import InputError, RunStuck
 from lab.metrics import summarise
 from lab.scenario import Scenario
 from profiles.profile import Profile
@@ -55,16 +61,54 @@ def many(
     """
     play = partial(_figures, scenario, profiles)
     found: list[dict[str, float]] = []
-    with ProcessPoolExecutor(max_workers=processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for figures in pool.map(play, seeds):
-            found.append(figures)
-            progress(len(found))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=processes, mp_context=context, initializer=_follow_parent) as pool:
+        with _deaf():
+            played = pool.map(play, seeds)
+        try:
+            for figures in played:
+                found.append(figures)
+                progress(len(found))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     names = [name for name in found[0] if all(name in figures for figures in found)]
     return {name: Interval.of([figures[name] for figures in found]) for name in names}
 
 
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that are started meanwhile never hear Ctrl-C, not even while they import: their parent ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _follow_parent() -> None:
+    """A process ends when the one that started it is gone, however that ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "it was started by another process"
+
+    def follow() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
 def _figures(scenario: Scenario, profiles: Mapping[str, Profile], seed: int) -> dict[str, float]:
-    summary: dict[str, Any] = summarise(simulate(scenario.replace({"seed": seed}), profiles))
+    try:
+        summary: dict[str, Any] = summarise(simulate(scenario.replace({"seed": seed}), profiles))
+    except RunStuck as stuck:
+        raise RunStuck(f"seed {seed}: {stuck}") from None
+    except InputError as wrong:
+        wrong.problem = f"with seed {seed}: {wrong.problem}"
+        raise
     step, lag = summary["step_s"] or {}, summary["lag"] or {}
     figures = {
         "makespan_s": summary["makespan_s"],

@@ -36,9 +36,11 @@ class Seen:
     left: int = 0
 
 
-def scenario(seed: int, num_seqs: int, ahead: bool, caching: bool = True) -> Scenario:
+LENGTHS = {"dist": "lognormal", "mean": 60, "p95": 150, "max": 300}
+
+
+def scenario(seed: int, num_seqs: int, ahead: bool, caching: bool = True, lengths: Any = LENGTHS) -> Scenario:
     data = BASE.model_dump(mode="json", by_alias=True)
-    lengths = {"dist": "lognormal", "mean": 60, "p95": 150, "max": 300}
     return BASE.replace(
         {
             "seed": seed,
@@ -104,7 +106,7 @@ deeds = st.lists(
 
 
 @given(deeds, st.integers(0, 8), st.integers(0, 99), st.sampled_from([1, 3, 16]), st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_it_is_the_engine_that_looks_at_every_block(
     deeds: list[Deed], feed: int, seed: int, num_seqs: int, ahead: bool
 ) -> None:
@@ -112,6 +114,7 @@ def test_it_is_the_engine_that_looks_at_every_block(
     chosen = scenario(seed, num_seqs, ahead, caching=False)
     quick, exact = driven(AheadRun, chosen, deeds, feed), driven(EngineRun, chosen, deeds, feed)
     assert quick.ends == pytest.approx(exact.ends, rel=1e-9)
+    assert list(quick.ends) == list(exact.ends), "those that end together are told in the same order"
     assert quick.stood == pytest.approx(exact.stood, rel=1e-9)
     assert (quick.running, quick.left) == (exact.running, exact.left)
 
@@ -138,3 +141,20 @@ def test_it_is_used_where_nobody_shares_the_devices() -> None:
     assert fitting(world, chosen.team("actor", "generate")[0])
     tight = chosen.replace({"rollout": {"max_num_seqs": 16, "kv_bytes": 6.5e7}})
     assert not fitting(World(tight, build(tight), CostModel(tight, SHEETS)), tight.team("actor", "generate")[0])
+
+
+SHORT = [{"dist": "fixed", "value": value} for value in (1, 2)] + [{"dist": "lognormal", "mean": 2, "p95": 5, "max": 9}]
+
+
+@given(deeds, st.integers(0, 20), st.integers(0, 99), st.sampled_from([1, 3, 16]), st.booleans(), st.sampled_from(SHORT))
+@settings(max_examples=400, deadline=None)
+def test_responses_that_end_with_their_prefill_are_told_as_well(
+    deeds: list[Deed], feed: int, seed: int, num_seqs: int, ahead: bool, lengths: Any
+) -> None:
+    chosen = scenario(seed, num_seqs, ahead, caching=False, lengths=lengths)
+    soon = [(0.2 * at, deed, number) for at, deed, number in deeds]
+    quick, exact = driven(AheadRun, chosen, soon, feed), driven(EngineRun, chosen, soon, feed)
+    assert quick.ends == pytest.approx(exact.ends, rel=1e-9)
+    assert list(quick.ends) == list(exact.ends), "those that end together are told in the same order"
+    assert quick.stood == pytest.approx(exact.stood, rel=1e-9)
+    assert (quick.running, quick.left) == (exact.running, exact.left)

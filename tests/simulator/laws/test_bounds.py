@@ -156,6 +156,7 @@ def test_whoever_waits_at_the_bound_goes_on(at_bound: str, trigger: str, in_flig
 @pytest.mark.parametrize("unit", ["versions", "steps", "batches", "extra_samples"])
 def test_what_is_too_old_counts_less_or_is_never_trained(unit: str) -> None:
     """With a large buffer and engines that are faster than the trainer, the bound is met: the laws above are not empty."""
+
     def run(at_bound: str) -> Played:
         staleness = {"unit": unit, "bound": 0, "at_bound": at_bound}
         schedule = {"schedule": {"mode": "asynchronous", "staleness": staleness}, "buffer": {"capacity_samples": 240}}

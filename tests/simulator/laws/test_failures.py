@@ -42,7 +42,9 @@ def failing(calm: Played, faults: list[tuple[dict[str, Any], float]]) -> Scenari
 
 @given(on_gpus(loss=True), struck)
 @settings(max_examples=25)
-def test_the_run_ends_and_every_sample_has_one_fate(chosen: Scenario, faults: list[tuple[dict[str, Any], float]]) -> None:
+def test_the_run_ends_and_every_sample_has_one_fate(
+    chosen: Scenario, faults: list[tuple[dict[str, Any], float]]
+) -> None:
     played = play(failing(play(chosen), faults))
     counts, world = played.samples, played.world
     assert len(played.timeline.header.faults) == len(faults)
@@ -63,12 +65,12 @@ def test_spans_and_accounts_stay_lawful(chosen: Scenario, faults: list[tuple[dic
     played = play(failing(play(chosen), faults))
     spans, slack = played.timeline.spans, SLACK * played.makespan
     assert all(span.start_s <= span.end_s for span in spans)
-    assert overlaps((span for span in spans if not span.op and span.stage != "restore"), slack) == []
+    assert overlaps((span for span in spans if not span.op), slack) == []
     assert len({span.span_id for span in spans}) == len(spans)
     summary = summarise(played.timeline)
     for shares in summary["pools"].values():
         assert sum(shares.values()) == pytest.approx(1.0) and min(shares.values()) >= 0
-    assert summary["goodput"] <= 1 + SLACK and 0 <= summary["lost_s"] <= played.makespan + slack
+    assert 0 <= summary["goodput"] <= 1 and 0 <= summary["lost_s"] <= played.makespan + slack
     assert summary["tokens"]["wasted"] >= summary["tokens"]["lost"] >= 0
     assert all(fault["lost_tokens"] >= 0 for fault in played.timeline.header.faults if "lost_tokens" in fault)
 
@@ -82,7 +84,9 @@ def saved(played: Played, time: float) -> int:
     return max((step + 1 for step, own in ends.items() if max(own) <= time), default=0)
 
 
-@given(on_gpus(loss=True), st.lists(st.tuples(st.sampled_from(TRAINERS), st.floats(0.01, 0.95)), min_size=1, max_size=2))
+@given(
+    on_gpus(loss=True), st.lists(st.tuples(st.sampled_from(TRAINERS), st.floats(0.01, 0.95)), min_size=1, max_size=2)
+)
 @settings(max_examples=20)
 def test_nothing_is_lost_that_a_checkpoint_holds(chosen: Scenario, faults: list[tuple[dict[str, Any], float]]) -> None:
     """And every step is trained to its end exactly once by every rank."""

@@ -38,12 +38,21 @@ def lasted(played: Played) -> list[float]:
 )  # fmt: skip
 @settings(max_examples=20)
 def test_with_equal_lengths_one_more_equal_engine_never_lengthens_rollout(
-    dispatch: str, num: int, prompts: int, samples: int, tokens: int, seats: int, mode: str, scoring: str, stealing: bool
+    dispatch: str,
+    num: int,
+    prompts: int,
+    samples: int,
+    tokens: int,
+    seats: int,
+    mode: str,
+    scoring: str,
+    stealing: bool,
 ) -> None:
     rules = {"rollout": {"dispatch": dispatch, "max_num_seqs": seats, "stealing": stealing},
              "schedule": {"mode": mode, "scoring": scoring}}  # fmt: skip
     few, more = (
-        play(equal([{"pool": "spare", "engines": engines}], prompts, samples, tokens, **rules)) for engines in (num, num + 1)
+        play(equal([{"pool": "spare", "engines": engines}], prompts, samples, tokens, **rules))
+        for engines in (num, num + 1)
     )
     assert all(b <= a * (1 + 1e-9) for a, b in zip(lasted(few), lasted(more), strict=True))
 

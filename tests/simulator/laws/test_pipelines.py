@@ -153,8 +153,7 @@ def test_with_a_bound_of_nothing_it_is_the_synchronous_order(chosen: Scenario) -
     before it is published."""
     data = chosen.model_dump(mode="json", by_alias=True)
     data["schedule"] |= {"staleness": {"bound": 0, "at_bound": "block"}, "trigger_samples": None, "scoring": "batch"}
-    data["weight_sync"] |= {"trigger": "push"}
-    played = play(chosen.replace({key: data[key] for key in ("schedule", "weight_sync")}))
+    played = play(chosen.replace({"schedule": data["schedule"]}))
     number, published = chosen.workload.samples_per_step, publications(played.timeline)
     for step in range(num_batches(played)):
         assert sorted(drawn_for(played.world, step)) == [(step, place) for place in range(number)]

@@ -86,7 +86,9 @@ def totals(played: Played) -> dict[tuple[str, int, str], Counter[str]]:
     for span in played.timeline.spans:
         if span.op:
             own = found[span.stage, span.step, span.worker]
-            own.update(tokens=span.tokens, seconds=span.seconds, bytes=span.bytes, iterations=span.attrs.get("iterations", 0))
+            own.update(
+                tokens=span.tokens, seconds=span.seconds, bytes=span.bytes, iterations=span.attrs.get("iterations", 0)
+            )
     return found
 
 
