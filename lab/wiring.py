@@ -123,8 +123,12 @@ def _weights(scenario: Scenario, ahead: int) -> Iterator[Edge]:
     yield Edge(source="weight_sync", target="advantage", unit="order", lag=1)
     lag = _largest_lag(scenario) if _continuous(scenario) else ahead
     yield Edge(source="weight_sync", target="rollout", unit="weights", lag=1 + lag)
-    if ahead and not _continuous(scenario):
+    if _continuous(scenario):
+        return
+    if ahead:
         yield Edge(source="rollout", target="weight_sync", unit="order", lag=-ahead)
+    if "critic" in scenario.algorithm.roles:  # the barrier: nobody generates before all of a step is trained
+        yield Edge(source="update_critic", target="rollout", unit="order", lag=1 + ahead)
 
 
 def _largest_lag(scenario: Scenario) -> int:

@@ -134,3 +134,11 @@ def test_checkpoints_stand_where_they_are_due() -> None:
     graph = build(SCENARIOS["quickstart"])
     assert list(graph.steps("checkpoint")) == [7, 15, 23]
     assert ("checkpoint", 7) in graph.requirements("advantage", 8)
+
+
+@pytest.mark.parametrize(("mode", "ahead"), [("synchronous", 0), ("one_step_off", 1)])
+def test_nobody_generates_before_actor_and_critic_are_trained(mode: str, ahead: int) -> None:
+    """The barrier of a PPO step, also where the critic is the slower of the two."""
+    chosen = load("scenarios/ppo-7b-16gpu.yaml").replace({"schedule": {"mode": mode}})
+    needed = build(chosen).requirements("rollout", 3)
+    assert {("weight_sync", 2 - ahead), ("update_critic", 2 - ahead)} <= set(needed)

@@ -1,5 +1,6 @@
 """How long a step takes where its stages overlap: as long as the slowest of them, in closed form with equal lengths."""
 
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -163,6 +164,8 @@ def test_with_a_bound_of_nothing_it_is_the_synchronous_order(chosen: Scenario) -
         if span.attrs["samples"] and 0 < span.step < len(published):
             assert span.start_s >= published[span.step - 1] - 1e-9 and span.end_s <= published[span.step] + 1e-9
     order = build(chosen.replace({"schedule": {"mode": "synchronous"}, "weight_sync": {}, "buffer": {}}))
+    barrier = ("update_critic", "rollout")  # samples have no age in versions of the critic
+    order = replace(order, edges=tuple(edge for edge in order.edges if (edge.source, edge.target) != barrier))
     own = tuple(span for span in played.timeline.stages() if span.step < chosen.num_steps and not takes_weights(span))
     assert conforms(order, msgspec.structs.replace(played.timeline, spans=own)) == []
 
