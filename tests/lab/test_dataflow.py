@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lab import dataflow as df
 from lab.dataflow import Dataflow, Edge, Node, conforms
-from lab.load import parse
+from lab.load import load, parse
 from lab.runs import header_of
 from lab.scenario import Scenario
 from lab.timeline import Span, Timeline
