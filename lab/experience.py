@@ -40,7 +40,8 @@ class Experience(Record):
     batch_samples: int | None = Field(
         default=None,
         ge=1,
-        description="samples of one message, at most; null: all that wait when the connection is free",
+        description="samples of one message, at most; with `prefetch` and a barrier a message waits until it has so many or no"
+        " more come; null: all that wait when the connection is free",
     )
     prefetch: bool = Field(
         default=False, description="samples are sent as soon as they are generated, instead of all after the rollout"

@@ -7,6 +7,10 @@ optimum checkpoint interval for restart dumps" (2006).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+from lab.intervals import Interval, clip, length, union, without
+from lab.timeline import Timeline
 
 
 def young(write_s: float, mtbf_s: float) -> float:
@@ -36,3 +40,37 @@ def system_mtbf(rates: dict[float, int]) -> float | None:
     """Mean seconds between failures of a whole: `rates` counts its parts by the mean time of each. None without any."""
     rate = sum(number / each for each, number in rates.items())
     return 1 / rate if rate else None
+
+
+def goodput(timeline: Timeline, makespan_s: float) -> float:
+    """Share of a run's time that made progress, from 0 to 1: 1 − (lost + held + away) / makespan.
+
+    lost: seconds since the state that the run went back to, and until it went on. held: seconds in which nothing but a
+    checkpoint went on. away: of the other seconds, the share of all devices whose workers come back from a fault by
+    themselves. Left out: that the others wait for them, the samples that went with an engine (`tokens.lost`), and what
+    stragglers and degraded links cost; the makespan beside that of a run without faults tells all of it.
+    """
+    gone = union([*lost(timeline), *held(timeline)])
+    lanes, devices = timeline.header.lanes, {name for pool in timeline.header.pools.values() for name in pool}
+    num_workers = {name: sum(name in lane.devices for lane in lanes.values()) for name in devices}
+    away = 0.0
+    for span in timeline.stages():
+        if span.stage == "restore":
+            own = (span.start_s, span.end_s)
+            parts = without(own, clip(gone, own))
+            away += length(parts) * sum(1 / num_workers[name] for name in lanes[span.worker].devices if name in devices)
+    share = length(clip(gone, (0.0, makespan_s))) + (away / len(devices) if devices else 0.0)
+    return min(max(1 - share / makespan_s, 0.0), 1.0)
+
+
+def lost(timeline: Timeline) -> list[Interval]:
+    """When the run did what a fault undid, or stood still after one."""
+    return union((fault["from_s"], fault["until_s"]) for fault in timeline.header.faults if "from_s" in fault)
+
+
+def held(timeline: Timeline) -> list[Interval]:
+    """When nothing but checkpoints went on, lost work and lost checkpoints left out."""
+    writes = [(span.start_s, span.end_s) for span in timeline.stages() if span.stage == "checkpoint"]
+    others = [span for span in [*timeline.stages(), *timeline.lost()] if span.stage != "checkpoint"]
+    busy: Sequence[Interval] = [*((span.start_s, span.end_s) for span in others), *lost(timeline)]
+    return [part for write in union(writes) for part in without(write, clip(busy, write))]

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from statistics import fmean, median, stdev
 from typing import Any
 
+from lab import goodput
 from lab.accounts import FAULT, SAMPLE_WAIT, accounts
 from lab.goodput import daly
 from lab.intervals import Interval, clip, divide, length, without
@@ -177,23 +178,20 @@ def _throughput(timeline: Timeline, makespan: float) -> dict[str, Any]:
 
 
 def _goodput(timeline: Timeline, makespan: float) -> dict[str, Any]:
-    """Share of the makespan that made progress: not lost to faults, nor spent while nothing but a checkpoint went on.
+    """How much of the run's time made progress, `lab.goodput.goodput`, and what held it up.
 
     The checkpoint interval that Daly's formula chooses goes by the seconds for which one holds the run up; it is no less
     than a write takes, for one follows the other.
     """
-    header, held = timeline.header, 0.0
-    kept = [span for span in timeline.stages() if "lost" not in span.attrs]  # what was lost is in `lost_s`
-    found = [(span.stage, (span.start_s, span.end_s)) for span in kept]
-    steps = {span.step for span in kept if span.stage == "checkpoint"}
-    if steps:
-        held = length(part for _, part in found) - length(part for stage, part in found if stage != "checkpoint")
+    header, held = timeline.header, goodput.held(timeline)
+    steps = {span.step for span in timeline.stages() if span.stage == "checkpoint"}
+    held_s = length(held)
     writes = [span.seconds for span in timeline.spans if (span.stage, span.op) == ("checkpoint", "write")]
-    chosen = max(daly(held / len(steps), header.mtbf_s), *writes) if steps and writes and header.mtbf_s else None
+    chosen = max(daly(held_s / len(steps), header.mtbf_s), *writes) if steps and writes and header.mtbf_s else None
     return {
-        "goodput": (makespan - header.lost_s - held) / makespan if makespan else None,
+        "goodput": goodput.goodput(timeline, makespan) if makespan else None,
         "lost_s": header.lost_s,
-        "checkpoint_s": held,
+        "checkpoint_s": held_s,
         "mtbf_s": header.mtbf_s,
         "young_daly_s": chosen,
         "faults": header.faults,

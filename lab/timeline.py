@@ -98,7 +98,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     samples: dict[str, int] = {}
     """issued, trained, dropped, aborted, lost, buffered, in_flight"""
     faults: list[dict[str, Any]] = []
-    """what failed: at_s, kind, target, recovery, lost_s, lost_tokens, and step where the run went back to one"""
+    """what failed: at_s, kind, target, recovery, lost_s, lost_tokens; where the run went back, to which step, and from_s
+    and until_s: what was done since the first and before the second is lost, or stood still"""
     lost_s: float = 0.0
     """seconds of the run whose work was lost or in which it came back from a fault"""
     lost_tokens: int = 0

@@ -173,6 +173,11 @@ class Layout:
         """Devices of one pipeline stage."""
         return len(self.worker.devices) // self.worker.parallelism.pipeline
 
+    @cached_property
+    def devices_of_team(self) -> list[str]:
+        """All devices of all ranks of its team."""
+        return [device for rank in self._team for device in rank.devices]
+
     @property
     def _team(self) -> tuple[Worker, ...]:
         return self.scenario.team(self.worker.role, self.worker.work) if self.worker.work == "train" else (self.worker,)

@@ -64,7 +64,7 @@ HOST_CALL_S, HOST_SAMPLE_S = 1.0e-3, 5.0e-5
 ADAM_BYTES = 30.0
 """memory traffic of Adam per parameter: reads and writes of fp32 weight, two moments and gradient, and the 16-bit copy"""
 CPU_ADAM_S = 2.5e-10
-"""seconds per parameter of Adam on host CPUs: about 0.25 s per 10⁹ parameters (Ren et al. 2021, ZeRO-Offload)"""
+"""seconds per parameter of Adam on all CPUs of a host: about 0.25 s per 10⁹ parameters (Ren et al. 2021, ZeRO-Offload)"""
 BUCKET_BYTES = 25e6
 """gradients that are averaged while the next ones are computed; the last bucket is never hidden (Li et al. 2020, DDP)"""
 HOST_OPS = frozenset({"rollout_host", "score_host", "update_host", "advantage", "reward"})
@@ -219,7 +219,8 @@ def _optimizer(layout: Layout, q: Mapping[str, float]) -> float:
     mine = q["parameters"] / layout.width / layout.replicas if train.zero_stage else q["parameters"] * layout.share
     if train.offload == "optimizer":
         moved = 2 * DTYPE_BYTES[layout.worker.dtype] * mine  # gradients down, weights up
-        return mine * CPU_ADAM_S + moves.host_copy_seconds(moved)
+        beside = layout.group(layout.devices_of_team).per_machine  # they share their host's memory and cores
+        return beside * mine * CPU_ADAM_S + moves.host_copy_seconds(moved)
     return mine * ADAM_BYTES / streaming(layout)
 
 

@@ -37,7 +37,7 @@ class Crew:
         self.starting: list[str] = []
         self.on_up: Callable[[Worker], object] | None = None
         """who is told of a worker that has started"""
-        self._changed, self._number = -math.inf, 0
+        self._changed = -math.inf
 
     @property
     def look_s(self) -> float:
@@ -68,10 +68,11 @@ class Crew:
             yield world.env.all_of([world.finished(*run) for run in busy])
         self.starting.remove(worker.name)
         self.up = [other.name for other in self.workers if other.name in {*self.up, worker.name}]
-        self._number += 1
+        name = f"setup/{step}/{worker.name}"
+        world.redone[name] += 1
         world.spans.append(
             Span(
-                span_id=f"setup/{step}/{worker.name}~{self._number}", resource=worker.name, step=step, stage="setup",
+                span_id=f"{name}~{world.redone[name]}", resource=worker.name, step=step, stage="setup",
                 pool=worker.pool, worker=worker.name, start_s=begun, end_s=world.now,
             )
         )  # fmt: skip

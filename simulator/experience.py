@@ -25,16 +25,21 @@ SCREENED = 31
 class Sender:
     """One engine's connection to the trainer: a thread that packs, a line, and a thread there that unpacks.
 
-    A message takes what waits, up to `experience.batch_samples`, as soon as no more than one other is packed. Messages go
-    one after the other through each of the three, and are in different ones at once.
+    A message takes what waits, up to `experience.batch_samples`, as soon as no more than one other is packed; where samples
+    are sent while others are generated, it waits for so many or for `flush`. Messages go one after the other through each
+    of the three, and are in different ones at once.
     """
 
-    def __init__(self, world: World, worker: Worker, arrived: Callable[[list[int]], object]) -> None:
-        """`arrived` is told the samples of every message when they can be used at the trainer."""
+    def __init__(
+        self, world: World, worker: Worker, arrived: Callable[[list[int]], object], whole: bool = False
+    ) -> None:
+        """`arrived` is told the samples of every message when they can be used at the trainer. `whole`: none leaves
+        with fewer samples than it may take, before `flush`."""
         self._world, self._worker, self._arrived = world, worker, arrived
         self._target = _target(world, worker)
         said = world.scenario.experience
         self._size = None if said is None else said.batch_samples
+        self._least = self._size or 1 if whole else 1
         self._packed, self._line, self._unpacker = (simpy.Resource(world.env, number) for number in (2, 1, 1))
         self._waiting: list[int] = []
         self._packing = False
@@ -50,7 +55,15 @@ class Sender:
         """These are to be sent."""
         self._waiting.extend(samples)
         self._under_way += len(samples)
-        if not self._packing and samples:
+        self._start()
+
+    def flush(self) -> None:
+        """No more come: what waits is sent."""
+        self._least = 1
+        self._start()
+
+    def _start(self) -> None:
+        if not self._packing and len(self._waiting) >= self._least:
             self._packing = True
             self._world.env.process(self._pack())
 
@@ -60,7 +73,7 @@ class Sender:
             yield self._delivered
 
     def _pack(self) -> Process:
-        while self._waiting:
+        while len(self._waiting) >= self._least:
             place = self._packed.request()
             yield place
             samples, self._waiting = self._waiting[: self._size], self._waiting[len(self._waiting[: self._size]) :]
@@ -148,7 +161,7 @@ def _beside(world: World, step: int) -> Process:
     samples = yield from stream.take()
     while samples is not None:
         for name, mine in world.ledger.by_engine(np.array(samples)).items():
-            sender = senders.setdefault(name, Sender(world, world.scenario.workers[name], onward))
+            sender = senders.setdefault(name, Sender(world, world.scenario.workers[name], onward, whole=True))
             sender.put(mine.tolist())
             numbers[name] = numbers.get(name, 0) + len(mine)
         samples = yield from stream.take()
@@ -170,6 +183,7 @@ def _onward(world: World, step: int) -> Callable[[list[int]], object]:
 
 def _ended(lane: Lane, sender: Sender, num_samples: int) -> Process:
     start = lane.world.now
+    sender.flush()
     yield from sender.delivered()
     lane.record("send", start, extrapolated=True, bytes=sender.sent, raw_bytes=sender.raw, messages=sender.num_messages)
     lane.end(samples=num_samples)

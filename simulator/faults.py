@@ -115,11 +115,12 @@ class Faults:
             world.env.process(self._take(strike, record))
 
     def _roll_back(self, strike: Strike, record: dict[str, Any]) -> Process:
-        """At once; after a notice, when no weights are being changed."""
+        """At once; after a notice, when another update would not be complete and saved in time."""
         world, fault = self._world, strike.fault
         deadline = world.now + fault.notice
         if fault.notice:
-            yield world.env.any_of([world.env.process(recovery.settled(world)), world.env.timeout(fault.notice)])
+            ready = world.env.process(recovery.last_update(world, deadline))
+            yield world.env.any_of([ready, world.env.timeout(fault.notice)])
         if not self.halted.triggered:
             in_time = bool(fault.notice) and world.now < deadline
             self.halted.succeed(Halt(strike=strike, record=record, from_notice=in_time, deadline=deadline))
@@ -209,6 +210,7 @@ def _again(world: World, start: Callable[[], None], back: Process, record: dict[
     """Another attempt, once the run has come back."""
     yield from back
     record["lost_s"] += world.go_on()
+    record["until_s"] = world.now
     yield from _attempt(world, start)
 
 

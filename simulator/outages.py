@@ -94,6 +94,8 @@ class Outages(ABC):
         self._degraded: dict[str, float] = {}
         self._since: float | None = 0.0
         self._stopped, self._progress = 0.0, 0.0
+        self._stretches = [(0.0, 0.0)]
+        """when progress went on, and how much there was then"""
 
     @property
     def now(self) -> float:
@@ -117,6 +119,11 @@ class Outages(ABC):
             return self._progress
         ends = [span.end_s for span in self.spans if span.step == step and span.stage.startswith("update_")]
         return self._progress + max(ends) - self._since
+
+    def reached_at(self, progress_s: float) -> float:
+        """When the run had made so much progress, in that past which led to its present state."""
+        start, before = max((pair for pair in self._stretches if pair[1] <= progress_s), key=lambda pair: pair[1])
+        return min(start + progress_s - before, self.now)
 
     def go_back(self, first_step: int, progress_s: float) -> None:
         """All that is under way ends here and what was done of `first_step` and later steps is lost.
@@ -143,6 +150,7 @@ class Outages(ABC):
         if self._since is not None:
             self._since, self._stopped = None, self.now
         self.first_step, self._progress = first_step, progress_s
+        self._stretches = [pair for pair in self._stretches if pair[1] <= progress_s]
         for links, share in self._degraded.items():
             self.degrade(links, share)
         self._fresh()
@@ -156,6 +164,7 @@ class Outages(ABC):
         """From now on time is progress again. Returns the seconds for which it was not."""
         stood = self.now - self._stopped if self._since is None else 0.0
         self._since = self.now
+        self._stretches.append((self.now, self._progress))
         return stood
 
     def _forget(self, first_step: int) -> None:

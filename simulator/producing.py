@@ -72,6 +72,8 @@ class Producer:
         self._back: list[int] = []
         self._issued = 0
         self._lane: Lane | None = None
+        self._shown: int | None = None
+        """step of its last span"""
         self._busy_s = [0.0, 0.0]
         self._counted = dict.fromkeys(COUNTS, 0)
 
@@ -118,11 +120,13 @@ class Producer:
             self.open = act == "none" and not self._dismissed
             if act == "load":
                 yield from self._stand_still()
+                if self._failure.triggered:
+                    continue
                 yield from self._receiver.load()
                 if publication.final and self.version == publication.version:
                     return  # nobody trains what it would make now
-                self._begin()
-                if not self._failure.triggered:
+                if not self._failure.triggered:  # else it begins when it works again
+                    self._begin()
                     self._go_on()
             else:
                 news = self._receiver.news() | self._failure | self._told
@@ -149,8 +153,8 @@ class Producer:
 
     def _stand_by(self) -> Process:
         """It is down until it is called."""
-        publication, before, worked = self._world.publication, self._step, self._lane is not None
-        if worked:
+        publication = self._world.publication
+        if self._lane is not None:
             yield from self._run.pause()
             yield from self._close(0)
         publication.leave(self.worker)
@@ -158,7 +162,6 @@ class Producer:
             yield self._told
         publication.enter(self.worker, publication.version)
         if not publication.final:
-            self._world.redone[f"rollout/{before}/{self.worker.name}"] += worked and self._step == before
             self._begin()
             self._go_on()
 
@@ -204,14 +207,13 @@ class Producer:
 
     def _mend(self) -> Process:
         """It failed: it does nothing until it works again, under the latest weights."""
-        world, publication, before = self._world, self._world.publication, self._step
+        world, publication = self._world, self._world.publication
         if self._lane is not None:
             yield from self._close(0)
         yield from world.until_up(self.worker.name)
         publication.enter(self.worker, publication.version)
         self._failure = world.env.event()
         if not publication.final:
-            world.redone[f"rollout/{before}/{self.worker.name}"] += self._step == before
             self._begin()
             self._go_on()
 
@@ -255,7 +257,8 @@ class Producer:
         return self.version * self._world.dataflow.nodes["weight_sync"].every
 
     def _begin(self) -> None:
-        """From now on it works under the version that it has."""
+        """From now on it works under the version that it has, once more perhaps."""
+        self._world.redone[f"rollout/{self._step}/{self.worker.name}"] += self._shown == self._step
         self._lane = Lane(self._world, "rollout", self._step, self.worker)
         self._busy_s = [self._world.now, 0.0]
 
@@ -291,7 +294,7 @@ class Producer:
 
     def _record(self, num_carried: int, given: int, made: int) -> None:
         assert self._lane is not None, "it has begun"
-        world, back = self._world, self._back
+        world, back, self._shown = self._world, self._back, self._lane.step
         beyond = {"extrapolated": True} if isinstance(self._run, AheadRun) and self._run.extrapolated() else {}
         now = {name: int(getattr(self._run.counts, name)) for name in COUNTS}
         counts = {name: now[name] - self._counted[name] for name in COUNTS}

@@ -16,6 +16,28 @@ def settled(world: World) -> Process:
         yield world.env.all_of([world.finished(*run) for run in busy])
 
 
+def last_update(world: World, deadline: float) -> Process:
+    """Ends when no weights are being changed and another update would not be complete and saved by the deadline.
+
+    The next update is expected after as long as the last one took.
+    """
+    write_s = max(
+        world.cost(worker, "checkpoint", {"calls": 1.0, "bytes": state_bytes(world, worker) / len(team)}).seconds
+        for team in trained(world.scenario)
+        for worker in team
+    )
+    stages = [stage for stage in ("update_actor", "update_critic") if stage in world.dataflow.nodes]
+    while True:
+        yield from settled(world)
+        done = world.updated()
+        behind = world.progress_at(done)
+        step_s = behind - world.progress_at(done - 1) if done > world.first_step else behind / max(done + 1, 1)
+        due = world.now - (world.progress() - behind) + step_s
+        if done + 1 == world.dataflow.num_steps or (done >= 0 and max(due, world.now) + write_s > deadline):
+            return
+        yield world.env.all_of([world.finished(stage, done + 1) for stage in stages])
+
+
 def from_checkpoint(world: World) -> None:
     """The run goes back to its last complete checkpoint, or to its beginning; everything since then is lost."""
     saved = world.store.last()
@@ -39,9 +61,10 @@ def nothing(world: World) -> Process:
 
 def _go_back(world: World, first_step: int, progress_s: float) -> None:
     before, tokens = world.progress(), world.ledger.lost_tokens()
+    record = world.struck
+    record |= {"from_s": world.reached_at(progress_s), "until_s": world.now}
     world.store.discard(first_step)
     world.go_back(first_step, progress_s)
-    record = world.struck
     record["lost_s"] += before - progress_s
     record["lost_tokens"] += world.ledger.lost_tokens() - tokens
     record["step"] = first_step

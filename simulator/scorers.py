@@ -246,8 +246,8 @@ class ScoringService(Service):
         return hits.tolist()  # type: ignore[no-any-return]
 
     def begin(self) -> None:
-        """All workers are held from now on."""
-        for scorer in self._scorers:
+        """All workers that are up are held from now on."""
+        for scorer in self._scorers[: self._active]:
             scorer.begin()
 
     def hand_on(self, step: int) -> None:

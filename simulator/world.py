@@ -54,6 +54,7 @@ class World(Outages):
         self.open: dict[str, Lane] = {}
         """stages under way, by the id of their span"""
         self._span_ids: dict[tuple[str, int, int], tuple[str, ...]] = {}
+        self._begun: set[str] = set()
         self.at_end: dict[str, Callable[[], None]] = {}
         """by stage without a barrier: what there is to note when the run is over"""
         self.decided: dict[tuple[str, int], Decision[Any, Any]] = {}
@@ -92,6 +93,13 @@ class World(Outages):
         name = f"{stage}/{step}/{worker}"
         again = self.redone[name] if self.redone else 0
         return f"{name}~{again + 1}" if again else name
+
+    def new_id(self, stage: str, step: int, worker: str) -> str:
+        """The id of a span that begins now: what a worker does again for a step has one of its own."""
+        while (name := self.span_id(stage, step, worker)) in self._begun:
+            self.redone[f"{stage}/{step}/{worker}"] += 1
+        self._begun.add(name)
+        return name
 
     def span_ids(self, stage: str, step: int) -> tuple[str, ...]:
         """Of all workers of a node."""
@@ -190,7 +198,7 @@ class Lane:
 
     def __init__(self, world: World, stage: str, step: int, worker: Worker) -> None:
         self.world, self.stage, self.step, self.worker = world, stage, step, worker
-        self._id, self._stage = world.span_id(stage, step, worker.name), world.dataflow.nodes[stage].stage
+        self._id, self._stage = world.new_id(stage, step, worker.name), world.dataflow.nodes[stage].stage
         self._start, self._num_ops = world.now, 0
         self._until = math.inf
         world.open[self._id] = self

@@ -46,6 +46,26 @@ def test_it_is_refused_by_its_key(name: str) -> None:
     assert cause.key == key and cause.remedy
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rollout.over_issue", 0.3),
+        ("rollout.stealing", True),
+        ("sampling.best_of", 2),
+        ("sampling.beams", 8),
+        ("evaluate.every_steps", 2),
+    ],
+)
+def test_what_needs_a_barrier_is_refused(key: str, value: Any) -> None:
+    section, name = key.split(".")
+    part = {section: BASE.model_dump(mode="json")[section] | {name: value}}
+    assert scenario({"mode": "synchronous"}, **part)
+    with pytest.raises(ValidationError) as caught:
+        scenario({}, **part)
+    cause = caught.value.errors()[0]["ctx"]["error"]
+    assert cause.key.startswith(section) and cause.remedy
+
+
 def test_what_is_just_enough_is_accepted() -> None:
     scenario({"trigger_samples": 8, "staleness": {"unit": "batches", "bound": 3}}, buffer={"capacity_samples": 8})
     scenario({"trigger_samples": 8, "staleness": {"unit": "batches", "bound": 0, "at_bound": "down_weight"}})

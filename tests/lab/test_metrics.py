@@ -215,7 +215,10 @@ def test_goodput_leaves_out_what_was_lost_and_what_a_checkpoint_holds_up() -> No
     summary = summarise(timeline)
     assert summary["checkpoint_s"] == pytest.approx(1.0) and summary["young_daly_s"] is None
     assert summary["goodput"] == pytest.approx(1 - 1 / summary["makespan_s"])
-    failed = msgspec.structs.replace(timeline.header, lost_s=summary["makespan_s"] / 2, mtbf_s=50.0)
+    half = summary["makespan_s"] / 2
+    saving = next(span.start_s for span in timeline.stages() if span.stage == "checkpoint")
+    away = [{"from_s": 0.0, "until_s": saving}, {"from_s": saving + 1, "until_s": saving + 1 + half - saving}]
+    failed = msgspec.structs.replace(timeline.header, lost_s=half, mtbf_s=50.0, faults=away)
     lossy = summarise(msgspec.structs.replace(timeline, header=failed))
     assert lossy["goodput"] == pytest.approx(summary["goodput"] - 0.5)
     assert lossy["young_daly_s"] == pytest.approx(daly(0.5, 50.0))

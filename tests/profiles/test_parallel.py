@@ -10,7 +10,7 @@ from lab.scenario import Scenario
 from profiles.cost import CostModel
 from profiles.layout import Layout
 from profiles.profile import datasheet
-from profiles.roofline import PASS_S
+from profiles.roofline import CPU_ADAM_S, PASS_S
 
 BIG = load("scenarios/ppo-7b-16gpu.yaml")
 SHEET = {"a100-80g-sxm": datasheet("a100-80g-sxm")}
@@ -185,3 +185,17 @@ def test_a_weight_sync_pays_for_every_tensor_beside_its_bytes() -> None:
     assert small == pytest.approx(5e-4 * (28 * 12 + 3), rel=0.01)
     large = cost(made(), "weight_sync", {"calls": 1.0, "bytes": 15e9})
     assert large > small + 15e9 / 600e9
+
+
+def test_ranks_of_one_host_share_its_memory_when_adam_runs_there() -> None:
+    """All states of a host are read and written by its own CPUs, however many ranks they belong to."""
+    seconds = {}
+    for ranks in (1, 2, 4):
+        place = BIG.place.model_dump(mode="json", by_alias=True)
+        place["actor.train"] |= {"data_parallel": ranks, "tensor_parallel": 1, "zero_stage": 2, "offload": "optimizer"}
+        chosen = BIG.replace({"place": place})
+        parameters = float(chosen.trainable_parameters("actor"))
+        model, worker = CostModel(chosen, SHEET), chosen.team("actor", "train")[0]
+        seconds[ranks] = model.op(worker, "optimizer", {"passes": 1.0, "parameters": parameters}).seconds
+        assert seconds[ranks] > parameters * CPU_ADAM_S
+    assert seconds[1] > seconds[2] > seconds[4], "only the copies over PCIe are shared out"

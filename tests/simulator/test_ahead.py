@@ -146,7 +146,9 @@ def test_it_is_used_where_nobody_shares_the_devices() -> None:
 SHORT = [{"dist": "fixed", "value": value} for value in (1, 2)] + [{"dist": "lognormal", "mean": 2, "p95": 5, "max": 9}]
 
 
-@given(deeds, st.integers(0, 20), st.integers(0, 99), st.sampled_from([1, 3, 16]), st.booleans(), st.sampled_from(SHORT))
+@given(
+    deeds, st.integers(0, 20), st.integers(0, 99), st.sampled_from([1, 3, 16]), st.booleans(), st.sampled_from(SHORT)
+)
 @settings(max_examples=40, deadline=None)
 def test_responses_that_end_with_their_prefill_are_told_as_well(
     deeds: list[Deed], feed: int, seed: int, num_seqs: int, ahead: bool, lengths: Any

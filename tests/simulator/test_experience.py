@@ -158,6 +158,22 @@ def test_many_small_messages_pay_their_latency_one_by_one() -> None:
     assert gap == pytest.approx(31 * 2 * 0.05, rel=0.1)
 
 
+def test_messages_sent_beside_the_rollout_wait_until_they_are_whole() -> None:
+    """Every engine sends its samples in as few messages as they fit in."""
+    lengths = {"dist": "lognormal", "mean": 256, "p95": 700, "max": 1024}
+    workload = scenario({}).model_dump(mode="json", by_alias=True)["workload"] | {"response_tokens": lengths}
+    each: dict[int | None, Timeline] = {}
+    for most in (None, 1, 5, 8):
+        said = {"prefetch": True} | ({} if most is None else {"batch_samples": most})
+        each[most] = play(said, workload=workload)
+    for most in (1, 5, 8):
+        for span in each[most].stages():
+            if span.stage == "transfer":
+                send = next(op for op in each[most].spans if op.span_id == f"{span.span_id}#0")
+                assert send.attrs["messages"] == -(-span.attrs["samples"] // most)
+    assert len({timeline.digest() for timeline in each.values()}) >= 3
+
+
 def test_a_prescreening_spares_the_reward_what_it_settles() -> None:
     plain, screened = play({}), play({"prescreen": {"share": 0.75, "per_sample": 0.005}})
 

@@ -265,3 +265,44 @@ def test_a_lost_scorer_scores_again_what_it_had_under_way(scoring: str) -> None:
     assert len(mine) == 2 and max(s.start_s for s in mine) >= at + 15
     assert sum(s.attrs.get("samples", 0) for s in mine) == scenario().workload.samples_per_step
     assert makespan(timeline) > makespan(calm) and timeline.header.samples["lost"] == 0
+
+
+def test_nothing_of_a_lost_worker_reaches_into_its_coming_back() -> None:
+    """Whatever it does when it fails, also a second time, and while the whole run comes back."""
+    away = {"detect": 5.0, "start": 10.0}
+    twice = [ENGINE | {"at": 20.0, "recovery": "restart"}, ENGINE | {"at": 27.0, "recovery": "restart"}]
+    with_run = [TRAINER | {"at": 40.0}, ENGINE | {"at": 42.0, "start": 60.0}]
+    before_run = [ENGINE | {"at": 42.0, "start": 300.0}, TRAINER | {"at": 50.0}]
+    gone = {"kind": "preempted", "target": "actor.generate[1]", "duration": 8.0, "notice": 1.0, "at": 30.0} | away
+    sync = next(span for span in CALM.stages() if (span.stage, span.worker) == ("weight_sync", "actor.generate[0]"))
+    syncing = [ENGINE | {"at": (sync.start_s + sync.end_s) / 2}]
+    for faults in (twice, with_run, before_run, [gone], syncing):
+        timeline = play(*faults, num_steps=2)
+        restored = [span for span in timeline.stages() if span.stage == "restore"]
+        for span in restored:
+            own = [other for other in timeline.stages() if other.worker == span.worker and other is not span]
+            assert all(o.end_s <= span.start_s + 1e-9 or o.start_s >= span.end_s - 1e-9 for o in own)
+        assert len({span.span_id for span in timeline.spans}) == len(timeline.spans)
+        until = max(f["at"] + f.get("notice", 0) + f.get("duration", f["detect"]) + f["start"] for f in faults)
+        engine = [span for span in restored if "generate" in span.worker]
+        assert max(span.end_s for span in engine) >= until - 1e-9
+
+
+def test_goodput_is_a_share_and_falls_with_every_loss() -> None:
+    """Also where the checkpoint that a run goes back to is written just before the fault."""
+    every = {"every_steps": 1, "blocking": True}
+    calm = summarise(play(num_steps=3, checkpoint=every))["goodput"]
+    saved = max(span.end_s for span in play(num_steps=3, checkpoint=every).stages() if span.stage == "checkpoint")
+    losses = (ENGINE, ENGINE | {"recovery": "restart"}, ENGINE | {"kind": "node_lost", "target": "serve/0"})
+    for fault in (*losses, TRAINER | {"at": 90.0}, TRAINER | {"at": saved / 2}, TRAINER | {"at": saved - 0.1}):
+        summary = summarise(play(fault, num_steps=3, checkpoint=every))
+        assert 0 <= summary["goodput"] < calm
+        spans = [fault for fault in summary["faults"] if "from_s" in fault]
+        assert sum(f["until_s"] - f["from_s"] for f in spans) == pytest.approx(summary["lost_s"])
+
+
+@pytest.mark.parametrize("notice", [5.0, 60.0, 200.0])
+def test_notice_of_a_preemption_never_lengthens_a_run(notice: float) -> None:
+    gone = {"kind": "preempted", "target": "train/0", "duration": 100.0, "start": 10.0}
+    sudden, warned = play(gone | {"at": 500.0}), play(gone | {"at": 500.0 - notice, "notice": notice})
+    assert makespan(warned) <= makespan(sudden) + 1e-6

@@ -34,6 +34,7 @@ def play(*faults: dict[str, Any], **changes: Any) -> Timeline:
     assert counts.pop("issued") == sum(counts.values())
     assert counts["trained"] == chosen.num_steps * chosen.workload.samples_per_step
     assert len(publications(timeline)) == chosen.num_steps
+    assert len({span.span_id for span in timeline.spans}) == len(timeline.spans)
     return timeline
 
 
@@ -96,3 +97,35 @@ def test_a_lost_trainer_takes_the_run_back_and_its_samples_with_it() -> None:
     assert fault["lost_tokens"] == timeline.header.lost_tokens > 0
     assert summarise(timeline)["goodput"] < summarise(CALM)["goodput"]
     assert {span.attrs["lag_max"] for span in timeline.stages() if span.stage == "advantage"} <= {0, 1}
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "one_step_off", "asynchronous"])
+@pytest.mark.parametrize("sync", [{"trigger": "pull", "every": 7.0}, {"trigger": "event"}, {"trigger": "push"}])
+@pytest.mark.parametrize("share", [0.2, 0.8, 0.999])
+def test_engines_never_have_a_version_before_it_is_published(share: float, sync: dict[str, Any], mode: str) -> None:
+    """Whatever takes a run back while weights are under way: they are published again, and engines fetch them then."""
+    changes = {"schedule": {"mode": mode}, "weight_sync": sync, "num_steps": 3, "checkpoint": {"every_steps": None}}
+    calm = simulate(scenario(**changes), SHEETS)
+    under_way = max((s for s in calm.stages() if s.stage == "weight_sync" and s.step == 0), key=lambda s: s.end_s)
+    at = under_way.start_s + share * under_way.seconds
+    timeline = play({"kind": "buffer_lost", "at": at}, **changes)
+    made = dict(enumerate(publications(timeline), start=1))
+    for span in timeline.stages():
+        assert span.stage != "rollout" or made.get(span.policy_version, 0.0) <= span.start_s + 1e-9
+
+
+@pytest.mark.parametrize("trigger", ["push", "event"])
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.95, 1.2])
+def test_an_engine_that_fails_while_it_takes_weights_does_nothing_until_it_is_back(share: float, trigger: str) -> None:
+    sync = {"trigger": trigger, "in_flight": "mix"}
+    calm = simulate(scenario(weight_sync=sync, num_steps=3), SHEETS)
+    mine = [s for s in calm.stages() if s.stage == "weight_sync" and s.worker == "actor.generate[0]" and s.step == 0]
+    at = mine[0].start_s + share * mine[0].seconds
+    timeline = play(
+        {"kind": "worker_lost", "target": "actor.generate[0]", "at": at} | QUICKLY, weight_sync=sync, num_steps=3
+    )
+    spans = [s for s in timeline.spans if s.worker == "actor.generate[0]" and not s.op]
+    (back,) = [s for s in spans if s.stage == "restore"]
+    assert (back.start_s, back.end_s) == pytest.approx((at, at + 15.0))
+    others = [s for s in spans if s is not back]
+    assert all(s.end_s <= back.start_s + 1e-9 or s.start_s >= back.end_s - 1e-9 for s in others)

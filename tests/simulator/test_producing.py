@@ -57,7 +57,11 @@ def test_an_engine_whose_samples_are_stopped_is_as_empty_as_one_whose_samples_en
     sync = {"trigger": trigger, "in_flight": in_flight} | ({"every": 0.5} if trigger == "pull" else {})
     staleness = bound | {"at_bound": "interrupt"}
     chosen = small(
-        {"schedule": {"trigger_samples": 24, "staleness": staleness}, "weight_sync": sync, "rollout": {"max_num_seqs": 2}}
+        {
+            "schedule": {"trigger_samples": 24, "staleness": staleness},
+            "weight_sync": sync,
+            "rollout": {"max_num_seqs": 2},
+        }
     )
     assert play(chosen).header.samples["aborted"] > 0
 
@@ -69,7 +73,11 @@ def test_responses_may_end_with_their_prefill(tokens: int, kv_bytes: float | Non
     """Played ahead, and block by block."""
     lengths = {"response_tokens": {"dist": "fixed", "value": tokens}}
     chosen = small(
-        {"workload": lengths, "rollout": {"kv_bytes": kv_bytes, "max_num_seqs": 64}, "weight_sync": {"in_flight": in_flight}}
+        {
+            "workload": lengths,
+            "rollout": {"kv_bytes": kv_bytes, "max_num_seqs": 64},
+            "weight_sync": {"in_flight": in_flight},
+        }
     )
     world = World(chosen, build(chosen), CostModel(chosen, SHEETS))
     assert fitting(world, chosen.team("actor", "generate")[0]) == (kv_bytes is None)
@@ -107,7 +115,9 @@ def _stopped_tokens(world: World) -> int:
 @pytest.mark.parametrize("dispatch", ["round_robin", "least_loaded"])
 def test_engines_that_are_dry_together_share_what_there_is(engines: int, dispatch: str) -> None:
     """At the start, and after a push of weights, which all take at one instant."""
-    place = {"actor.generate": [{"pool": "rollout", "engines": 2}, {"pool": "spare", "engines": engines - 2}][: engines // 2]}
+    place = {
+        "actor.generate": [{"pool": "rollout", "engines": 2}, {"pool": "spare", "engines": engines - 2}][: engines // 2]
+    }
     chosen = small(
         {"place": place, "rollout": {"max_num_seqs": 64, "dispatch": dispatch},
          "schedule": {"staleness": {"bound": 0}}, "weight_sync": {"trigger": "push", "in_flight": "mix"}}
@@ -123,8 +133,10 @@ def test_samples_that_are_scored_after_the_last_batch_begin_no_other_part_of_it(
     remote = {"latency": 1.0, "timeout": 4.0, "concurrency": 4}
     chosen = small(
         {"place": {"reward.score": {"kind": "remote", "remote": remote}},
-         "rollout": {"max_num_seqs": 64},
-         "schedule": {"scoring": "sample", "trigger_samples": trigger_samples, "staleness": {"bound": 4}},
+         "workload": {"response_tokens": {"dist": "lognormal", "mean": 200, "p95": 600, "max": 900}},
+         "rollout": {"max_num_seqs": 16},
+         "schedule": {"scoring": "sample", "trigger_samples": trigger_samples,
+                      "staleness": {"bound": 8, "at_bound": "down_weight"}},
          "experience": {"transport": "rpc", "batch_samples": 5, "prefetch": True},
          "weight_sync": {"in_flight": "interrupt"}}
     )  # fmt: skip

@@ -54,9 +54,8 @@ def test_the_run_ends_and_every_sample_has_one_fate(
     assert counts["trained"] == chosen.num_steps * chosen.workload.samples_per_step
     trained = np.sort(np.concatenate(batches(world)))
     assert np.array_equal(trained, np.flatnonzero(world.ledger.column(FATE) == TRAINED))
-    if not world.dataflow.continuous:  # else those of the batches before are not the first that were issued
-        drawn = [sample for step in range(num_batches(played)) for sample in drawn_for(world, step)]
-        assert len(set(drawn)) == len(drawn), "what was trained and lost is trained again once"
+    drawn = [sample for step in range(num_batches(played)) for sample in drawn_for(world, step)]
+    assert len(set(drawn)) == len(drawn), "what was trained and lost is trained again once"
 
 
 @given(on_gpus(loss=True), struck)
