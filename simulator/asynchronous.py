@@ -199,7 +199,7 @@ class Production:
     def _deal(self, able: list[Producer], version: int) -> None:
         """Prompts to engines of one version, by the rule of dispatch among those that have room."""
         room = sum(producer.room // self._per_prompt for producer in able)
-        prompts = self.prompts.replacing(room)
+        prompts = self.prompts.replacing(room, version)
         allowed = self.buffer.room(self._seats, version) // self._per_prompt
         prompts += self.prompts.take(min(room - len(prompts), allowed))
         self._shut = allowed < room and not self._paced

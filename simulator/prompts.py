@@ -52,14 +52,15 @@ class Prompts:
             )  # fmt: skip
             (self._again if group is None else self._replacing).append(prompt)
 
-    def replacing(self, most: int) -> list[Prompt]:
+    def replacing(self, most: int, version: int) -> list[Prompt]:
         """At most so many of those that take the place of others, for which room is kept; the rest of a group that is
-        waited for no longer is left out."""
-        found = list[Prompt]()
+        waited for no longer is left out. No group gets members of an older version than its own."""
+        found, later = list[Prompt](), list[Prompt]()
         while self._replacing and len(found) < most:
             prompt = self._replacing.popleft()
             if prompt.group is not None and prompt.group.missing:
-                found.append(prompt)
+                (found if prompt.group.version <= version else later).append(prompt)
+        self._replacing.extendleft(reversed(later))
         return found
 
     def take(self, most: int) -> list[Prompt]:

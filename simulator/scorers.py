@@ -8,6 +8,7 @@ import numpy as np
 import simpy
 
 from lab.accounts import SAMPLE_WAIT
+from lab.faults import Fault
 from lab.judging import TRAINERS
 from lab.measurement import pass_quantities
 from lab.placement import RewardScore, Score, Worker
@@ -31,12 +32,44 @@ class Scorer:
         self._next: int | None = None
         self._num_busy, self._idle_since, self._left = 0, 0.0, False
         self._counts: dict[str, int] = {}
+        self._held = self._coming = False
+        self._under_way: dict[simpy.Process, int] = {}
+        """samples by batch that is being scored, as far as a fault may end that"""
         self._work, self._calls = WORK[kind(world.scenario, stage)], kind(world.scenario, stage) == "remote"
 
     def begin(self) -> None:
-        """Its part of the step starts now."""
+        """Its part of the step starts now, or once it works again."""
+        world, worker, self._held = self._world, self._worker, True
+        if world.losable(worker):
+            world.on_loss[worker.name] = self._fail
+            if not world.is_up(worker.name):
+                self._come_back()
+                return
         if self._lane is None:
-            self._lane, self._idle_since = Lane(self._world, self._stage, self._step, self._worker), self._world.now
+            self._lane, self._idle_since = Lane(world, self._stage, self._step, worker), world.now
+
+    def _fail(self, fault: Fault) -> None:
+        """Its part of the step ends here, and what it was scoring is scored again once it works."""
+        if self._lane is not None:
+            self._waited()
+            lost = {"lost_samples": sum(self._under_way.values())} if self._under_way else {}
+            self._lane.cut(**self._counts, **lost)
+            self._lane, self._counts = None, {}
+        for process in self._under_way:
+            process.interrupt()
+        self._under_way.clear()
+        self._come_back()
+
+    def _come_back(self) -> None:
+        if not self._coming:
+            self._coming = True
+            self._world.env.process(self._return())
+
+    def _return(self) -> Process:
+        yield from self._world.until_up(self._worker.name)
+        self._coming = False
+        if self._held:
+            self.begin()
 
     def score(self, samples: list[int], lengths: list[int]) -> Process:
         """Ends when the batch is scored."""
@@ -51,22 +84,21 @@ class Scorer:
 
     def _attempts(self, samples: list[int], lengths: list[int]) -> Process:
         """Scores a batch, again where the worker fails meanwhile; returns what was counted."""
-        world, name = self._world, self._worker.name
+        world = self._world
         while True:
-            yield from world.until_up(name)
+            yield from world.until_up(self._worker.name)
             self.begin()
             lane, under_way = self._lane, world.env.active_process
             assert lane is not None and under_way is not None, "it has begun"
-            if self._calls or not world.losable(self._worker):
+            if not world.losable(self._worker):
                 return (yield from self._work(lane, samples, lengths))
-            world.on_loss[name] = lambda fault, process=under_way: process.interrupt()  # type: ignore[misc]
+            self._under_way[under_way] = len(samples)
             try:
                 return (yield from self._work(lane, samples, lengths))
             except simpy.Interrupt:
-                lane.cut(**self._counts, lost_samples=len(samples))
-                self._lane, self._counts = None, {}
+                continue
             finally:
-                world.on_loss.pop(name, None)
+                self._under_way.pop(under_way, None)
 
     def note(self, **counts: int) -> None:
         """Counts what it need not score."""
@@ -85,10 +117,13 @@ class Scorer:
 
     def end(self) -> None:
         """Its part of the step ends now."""
+        self._held = False
+        if self._world.on_loss.get(self._worker.name) == self._fail:
+            del self._world.on_loss[self._worker.name]
         if self._lane is not None:
             self._waited()
             self._lane.end(**self._counts)
-        self._lane, self._counts = None, {}
+            self._lane, self._counts = None, {}
 
     def _turn(self) -> None:
         """Ends its part of a step that is over, once no pass for it is under way; calls elsewhere belong to no step."""
