@@ -64,6 +64,9 @@ class Producer:
         self._run = self._start()
         self._empty, self._failure = world.env.event(), world.env.event()
         self._dismissed = world.engines is not None and worker.name not in world.engines.crew.up
+        if not self._dismissed and not world.is_up(worker.name):  # it failed while the run came back
+            self.open = False
+            self._failure.succeed()
         self._told = world.env.event()
         self.decisions: list[dict[str, Any]] = []
         """what its next span notes of scaling"""
@@ -105,7 +108,7 @@ class Producer:
     def play(self) -> Process:
         """Generates to the end of the run, and takes new weights whenever they are due."""
         publication = self._world.publication
-        if not self._dismissed:
+        if not self._dismissed and not self._failure.triggered:
             self._begin()
         while True:
             if self._failure.triggered:

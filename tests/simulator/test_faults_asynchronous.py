@@ -129,3 +129,18 @@ def test_an_engine_that_fails_while_it_takes_weights_does_nothing_until_it_is_ba
     assert (back.start_s, back.end_s) == pytest.approx((at, at + 15.0))
     others = [s for s in spans if s is not back]
     assert all(s.end_s <= back.start_s + 1e-9 or s.start_s >= back.end_s - 1e-9 for s in others)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "worker_lost", "mtbf": 30.0, "detect": 0.1, "start": 0.1},
+        {"kind": "scorer_lost", "mtbf": 20.0, "detect": 1.0, "start": 2.0},
+        {"kind": "scorer_lost", "target": "reward.score[0]", "at": 0.0} | QUICKLY,
+    ],
+)
+def test_many_losses_break_no_bound_and_nobody_works_while_it_is_away(fault: dict[str, Any]) -> None:
+    """What is issued anew in a group's place is no older than the group; a scorer stops where it fails."""
+    timeline = play(fault, schedule={"mode": "asynchronous", "scoring": "sample"}, num_steps=3)
+    assert timeline.header.faults
+    assert max(span.attrs["lag_max"] for span in timeline.stages() if span.stage == "advantage") <= 1
