@@ -14,8 +14,11 @@ from lab.units import Seconds
 if TYPE_CHECKING:
     from lab.scenario import Scenario
 
-LOSSES = ("worker_lost", "node_lost", "preempted")
-"""faults that take engines"""
+LOSSES = {
+    "generate": ("worker_lost", "node_lost", "preempted"),
+    "score": ("scorer_lost", "node_lost", "preempted"),
+}
+"""by work, the faults that may take its workers"""
 Scaled = Literal["actor.generate", "reward.score", "reference.score"]
 """works that can be scaled"""
 
@@ -76,5 +79,5 @@ def _scaled(scenario: Scenario, work: Scaled, scale: Scale) -> Iterator[tuple[st
         yield key, "a whole batch is scored at once", "set schedule.scoring to sample"
     if kind == "generate" and scenario.evaluate.every_steps is not None:
         yield key, "an evaluation takes all engines", "remove it, or evaluate"
-    if kind == "generate" and any(fault.kind in LOSSES for fault in scenario.faults):
-        yield key, "an engine that fails is not replaced by one that is down", "remove it, or those faults"
+    if any(fault.kind in LOSSES[kind] for fault in scenario.faults):
+        yield key, "a worker that fails is not replaced by one that is down", "remove it, or those faults"
