@@ -18,6 +18,8 @@ from lab.targets import hit, rolls_back, taken
 from simulator import recovery
 from simulator.world import Process, World
 
+MOST_IN_A_STEP = 2000
+"""faults without an update between them, after which a run is given up"""
 HOPELESS = 300
 """returns to the same checkpoint in a row after which a run is given up: of a stretch as long as three times the mean
 time between faults one attempt in twenty comes through"""
@@ -73,7 +75,7 @@ class Faults:
 
     def strikes(self) -> Process:
         """Strikes from now on, in one environment."""
-        world = self._world
+        world, trained, in_vain = self._world, -1, 0
         while self._pending:
             yield world.env.timeout(max(self._pending[0][0] - world.now, 0.0))
             if math.isinf(world.env.peek()) and not any(strike.ends for *_, strike in self._pending):
@@ -81,6 +83,12 @@ class Faults:
             strike = heapq.heappop(self._pending)[-1]
             if not strike.ends:
                 self._next(strike.entry, strike.fault, strike.target)
+            in_vain = in_vain + 1 if world.updated() == trained else 0
+            trained = world.updated()
+            if in_vain > MOST_IN_A_STEP and strike.fault.mtbf is not None:
+                if not self.halted.triggered:
+                    self.halted.succeed(_endless(strike, trained + 1))
+                return
             self._strike(strike)
 
     def _next(self, entry: int, fault: Fault, target: str) -> None:
@@ -186,6 +194,8 @@ def play(world: World, start: Callable[[], None]) -> Faults:
         if not faults.halted.triggered:
             return faults
         halt = faults.halted.value
+        if isinstance(halt, InputError):
+            raise halt
         assert isinstance(halt, Halt), "nothing else halts a run"
         world.struck = halt.record
         back = _recover(world, faults, halt)
@@ -204,6 +214,11 @@ def _hopeless(world: World, halt: Halt) -> InputError:
         problem=problem,
         remedy="make it longer, or checkpoint.every_steps smaller",
     )
+
+
+def _endless(strike: Strike, step: int) -> InputError:
+    problem = f"{MOST_IN_A_STEP} faults struck before step {step} was trained"
+    return InputError(key=f"faults[{strike.entry}].mtbf", problem=problem, remedy="make it longer")
 
 
 def _again(world: World, start: Callable[[], None], back: Process, record: dict[str, Any]) -> Process:

@@ -180,6 +180,13 @@ def test_a_run_that_gets_from_no_checkpoint_to_the_next_is_given_up() -> None:
     assert caught.value.key == "faults[0].mtbf"
 
 
+@pytest.mark.parametrize("fault", [{"kind": "worker_lost"}, {"kind": "straggler", "factor": 0.5, "duration": 1.0}])
+def test_a_run_that_faults_leave_no_time_is_given_up(fault: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="2000 faults struck") as caught:
+        play(fault | {"mtbf": 0.01}, num_steps=2)
+    assert caught.value.key == "faults[0].mtbf"
+
+
 def test_drawn_faults_repeat_with_the_seed() -> None:
     drawn = {key: value for key, value in TRAINER.items() if key != "target"} | {"mtbf": 2000.0}
     first, second = play(drawn), play(drawn)

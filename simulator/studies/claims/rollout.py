@@ -113,15 +113,20 @@ def small_batches(bench: Bench) -> Judgement:
     )  # fmt: skip
 
 
-def weighted_dispatch(bench: Bench) -> Judgement:
-    """Engines of two generations: round robin against weights by speed, and against the least loaded."""
+def _two_generations(bench: Bench) -> dict[str, Any]:
+    """Eight engines on V100 beside the scenario's own on A100."""
     nodes = bench.scenario(SCENARIO).model_dump(mode="json", by_alias=True)["cluster"]["sites"][0]["nodes"]
     old = {"name": "old", "count": 1, "device": "v100-32g-sxm", "devices": 8, "intra": "nvlink2"}
     half = {"dtype": "float16", "kv_dtype": "float16"}
-    said: dict[str, Any] = {
+    return {
         "cluster/sites/0/nodes": [*nodes, old], "pools/old": "old[0:8]", "rollout/max_num_batched_tokens": 4096,
         "place/actor.generate": [{"pool": "rollout", "engines": 8, "speed": 2.3}, {"pool": "old", "engines": 8} | half],
     }  # fmt: skip
+
+
+def weighted_dispatch(bench: Bench) -> Judgement:
+    """Engines of two generations: round robin against weights by speed, and against the least loaded."""
+    said = _two_generations(bench)
     rules = ("round_robin", "weighted", "least_loaded")
     found = {rule: generated(bench, 512, said | {"rollout/dispatch": rule}).busy_s("rollout") for rule in rules}
     gain = found["round_robin"] / found["weighted"]
@@ -135,14 +140,7 @@ def weighted_dispatch(bench: Bench) -> Judgement:
 
 def length_buckets(bench: Bench) -> Judgement:
     """Long prompts to the stronger engines, by the length that a prompt's history predicts."""
-    nodes = bench.scenario(SCENARIO).model_dump(mode="json", by_alias=True)["cluster"]["sites"][0]["nodes"]
-    old = {"name": "old", "count": 1, "device": "v100-32g-sxm", "devices": 8, "intra": "nvlink2"}
-    half = {"dtype": "float16", "kv_dtype": "float16"}
-    said: dict[str, Any] = {
-        "cluster/sites/0/nodes": [*nodes, old], "pools/old": "old[0:8]", "rollout/max_num_batched_tokens": 4096,
-        "place/actor.generate": [{"pool": "rollout", "engines": 8, "speed": 2.3}, {"pool": "old", "engines": 8} | half],
-        "num_steps": 4,
-    }  # fmt: skip
+    said = _two_generations(bench) | {"num_steps": 4}
     rules = ("weighted", "length_buckets")
     found = {rule: generated(bench, 512, said | {"rollout/dispatch": rule}).busy_s("rollout") for rule in rules}
     gain = found["weighted"] / found["length_buckets"]
