@@ -10,9 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def _nothing() -> NDArray[Any]:
+    return np.empty(0)
+
+
+def _indices(prompts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many samples of the same prompt come before each one."""
+    return np.asarray([int((prompts[:i] == prompt).sum()) for i, prompt in enumerate(prompts)], dtype=np.int64)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """N samples of one step, grouped by prompt: sample i answers prompt i // samples_per_prompt of the step."""
+    """N samples of one step, the samples of a prompt adjacent. Of pairs the chosen one comes first: chosen 2i, rejected
+    2i + 1."""
 
     step: int
     policy_version: int
@@ -25,9 +35,26 @@ class Samples:
     """prompt and response of each sample"""
     logprobs: list[NDArray[np.float32]]
     """log-probability of each response token under the policy that drew it, at the sampling temperature"""
+    indices: NDArray[np.int64] = field(default_factory=_nothing)
+    """of each sample among those of its prompt, shape [N]"""
+    temperatures: NDArray[np.float32] = field(default_factory=_nothing)
+    """at which each sample was drawn, and at which its log-probs are read, shape [N]; 1 where nothing is drawn"""
+    seeds: NDArray[np.int64] = field(default_factory=_nothing)
+    """of each sample's random numbers, shape [N]; -1 where none were drawn"""
     columns: dict[str, Any] = field(default_factory=dict)
-    """rewards [N]; and lists of one array per sample, one number per response token: reference_logprobs, values,
-    advantages, returns"""
+    """by name. Arrays [N]: rewards, labels (KTO: 1 desired, 0 not), reward_… (parts of the reward). Lists of one array per
+    sample, one number per response token: reference_logprobs, values, advantages, returns, old_logprobs"""
+
+    def __post_init__(self) -> None:
+        """What is not given is filled in: samples of a prompt stand in order, drawn at 1 from no seed."""
+        given = {
+            "indices": lambda: _indices(self.prompts),
+            "temperatures": lambda: np.ones(len(self.tokens), dtype=np.float32),
+            "seeds": lambda: np.full(len(self.tokens), -1, dtype=np.int64),
+        }
+        for name, make in given.items():
+            if len(getattr(self, name)) != len(self.tokens):
+                object.__setattr__(self, name, make())
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -40,15 +67,44 @@ class Samples:
     def with_columns(self, **columns: Any) -> Samples:
         return replace(self, columns=self.columns | columns)
 
+    def take(self, chosen: Sequence[int] | NDArray[np.int64]) -> Samples:
+        """Some of the samples, columns too, in the order given."""
+        picked = np.asarray(chosen, dtype=np.int64)
+        columns = {
+            name: [column[i] for i in picked] if isinstance(column, list) else column[picked]
+            for name, column in self.columns.items()
+        }
+        return replace(
+            self, prompts=self.prompts[picked], num_prompt_tokens=self.num_prompt_tokens[picked],
+            tokens=[self.tokens[i] for i in picked], logprobs=[self.logprobs[i] for i in picked],
+            indices=self.indices[picked], temperatures=self.temperatures[picked], seeds=self.seeds[picked],
+            columns=columns,
+        )  # fmt: skip
+
 
 def merge(parts: Sequence[Samples]) -> Samples:
     """The samples of several engines as one step's, in the order of prompts; samples of a prompt stay in order."""
-    prompts = np.concatenate([part.prompts for part in parts])
-    order = np.argsort(prompts, kind="stable")
-    tokens = [item for part in parts for item in part.tokens]
-    logprobs = [item for part in parts for item in part.logprobs]
+    order = np.argsort(np.concatenate([part.prompts for part in parts]), kind="stable")
+    return joined(parts).take(order)
+
+
+def joined(parts: Sequence[Samples]) -> Samples:
+    """The samples of several parts one after the other, with the columns that all of them have."""
+    shared = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
     return Samples(
-        step=parts[0].step, policy_version=min(part.policy_version for part in parts), prompts=prompts[order],
-        num_prompt_tokens=np.concatenate([part.num_prompt_tokens for part in parts])[order],
-        tokens=[tokens[i] for i in order], logprobs=[logprobs[i] for i in order],
+        step=parts[0].step, policy_version=min(part.policy_version for part in parts),
+        prompts=np.concatenate([part.prompts for part in parts]),
+        num_prompt_tokens=np.concatenate([part.num_prompt_tokens for part in parts]),
+        tokens=[item for part in parts for item in part.tokens],
+        logprobs=[item for part in parts for item in part.logprobs],
+        indices=np.concatenate([part.indices for part in parts]),
+        temperatures=np.concatenate([part.temperatures for part in parts]),
+        seeds=np.concatenate([part.seeds for part in parts]),
+        columns={name: _joined([part.columns[name] for part in parts]) for name in shared},
     )  # fmt: skip
+
+
+def _joined(columns: Sequence[Any]) -> Any:
+    if isinstance(columns[0], list):
+        return [item for column in columns for item in column]
+    return np.concatenate(columns)
