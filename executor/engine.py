@@ -1,16 +1,24 @@
-"""vLLM in this process: an engine that says what every iteration did, and takes weights over gloo.
+"""vLLM: an engine that says what every iteration did, and takes weights over gloo.
+
+Scheduler and sampling parameters live in this process. So does the network, unless it is cut over several ranks, which
+are processes of vLLM's own (`executor.engine_worker`).
 
 Importing this module imports vLLM, which takes seconds; only rollout workers do.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from vllm import SamplingParams
 from vllm.config import WeightTransferConfig
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -19,38 +27,17 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from executor.inference import Ended, Iteration, Progress, Request
 from executor.transfer import WeightGroup
+from lab.placement import Worker
 from lab.scenario import Scenario
 
 BACKEND = "gloo"
-
-
-@dataclass(kw_only=True)
-class Iteration:
-    """What vLLM's scheduler put into one iteration."""
-
-    sequences: int = 0
-    tokens: int = 0
-    """scheduled, prefill and decode"""
-    prefill_tokens: int = 0
-    """of prompts, and of sequences that are computed again after a preemption"""
-    recomputed_tokens: int = 0
-    token_context: int = 0
-    """sum over scheduled tokens of the context each attends to"""
-    context_read: int = 0
-    """sum over sequences of the context that is read from the KV cache"""
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-    preempted: int = 0
-
-    @property
-    def op(self) -> str:
-        return "prefill" if self.prefill_tokens else "decode"
 
 
 class RecordingScheduler(Scheduler):
@@ -101,6 +88,7 @@ class Rendezvous(WeightTransferInitInfo):
     host: str
     port: int
     rank: int
+    """of the engine's first rank"""
     world_size: int
 
 
@@ -119,7 +107,8 @@ class GlooWeights(WeightTransferEngine[Rendezvous, Update]):
     group: WeightGroup | None = None
 
     def init_transfer_engine(self, init_info: Rendezvous) -> None:
-        self.group = WeightGroup(init_info.host, init_info.port, init_info.rank, init_info.world_size)
+        rank = init_info.rank + get_tensor_model_parallel_rank()
+        self.group = WeightGroup(init_info.host, init_info.port, rank, init_info.world_size)
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
@@ -152,27 +141,99 @@ class SeededGenerator(torch.Generator):
         """Leaves the state as it is."""
 
 
-def start_engine(scenario: Scenario, folder: Path) -> LLMEngine:
-    """An engine in this process with the network in `folder` and the scenario's settings."""
-    torch.Generator = SeededGenerator  # type: ignore[misc]
+def register() -> None:
+    """Makes the transfer over gloo known to vLLM, in this process."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, GlooWeights)
+
+
+def start_engine(scenario: Scenario, folder: Path, tensor_parallel: int = 1) -> LLMEngine:
+    """An engine with the network in `folder` and the scenario's settings."""
+    register()
     rollout = scenario.rollout
+    kv_bytes = int(rollout.kv_bytes or 0) // tensor_parallel
     arguments = EngineArgs(
         model=str(folder), skip_tokenizer_init=True, dtype=scenario.model("actor").dtype, seed=scenario.seed,
         enforce_eager=True, max_model_len=scenario.workload.max_sequence_tokens + 1,
         max_num_seqs=rollout.max_num_seqs, max_num_batched_tokens=rollout.max_num_batched_tokens,
-        enable_chunked_prefill=True, kv_cache_memory_bytes=int(rollout.kv_bytes or 0) or None,
+        enable_chunked_prefill=True, kv_cache_memory_bytes=kv_bytes or None,
         gpu_memory_utilization=rollout.kv_memory_fraction, block_size=rollout.block_tokens,
         enable_prefix_caching=rollout.prefix_caching, async_scheduling=False, scheduler_cls=RecordingScheduler,
         scheduler_reserve_full_isl=rollout.reserve_full_isl, watermark=rollout.watermark,
-        logprobs_mode="processed_logprobs", disable_log_stats=True,
-        weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+        logprobs_mode="processed_logprobs", max_logprobs=scenario.spec("actor").vocabulary, disable_log_stats=True,
+        weight_transfer_config=WeightTransferConfig(backend=BACKEND), tensor_parallel_size=tensor_parallel,
+        distributed_executor_backend="mp" if tensor_parallel > 1 else None,
+        worker_cls="executor.engine_worker.EngineWorker",
     )  # fmt: skip
     return LLMEngine.from_vllm_config(arguments.create_engine_config(), disable_log_stats=True)
 
 
 def scheduler(engine: LLMEngine) -> RecordingScheduler:
-    """The scheduler of an engine in this process."""
+    """The scheduler of an engine, which lives in this process."""
     found: RecordingScheduler = engine.engine_core.engine_core.scheduler
     return found
+
+
+class VllmBackend:
+    """A vLLM engine behind `InferenceBackend`."""
+
+    def __init__(self, scenario: Scenario, worker: Worker, folder: Path) -> None:
+        self.engine = start_engine(scenario, folder, worker.parallelism.tensor)
+        self.scheduler = scheduler(self.engine)
+        self._vocabulary = scenario.spec("actor").vocabulary
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[Progress]:
+        """Runs the engine until all requests have ended; one progress for each of its iterations."""
+        for i, request in enumerate(requests):
+            self.engine.add_request(str(i), {"prompt_token_ids": request.prompt}, self.parameters(request))
+        while self.engine.has_unfinished_requests():
+            start = time.monotonic()
+            outputs = self.engine.step()
+            end = time.monotonic()
+            found = [iteration for iteration in self.scheduler.take() if iteration.tokens]
+            ended = [_ended(output, requests) for output in outputs if output.finished]
+            yield Progress(start_s=start, end_s=end, iterations=found, ended=ended)
+
+    def parameters(self, request: Request) -> SamplingParams:
+        """What vLLM is told of a request. Log-probs come flat, unless there are candidates beside the token drawn."""
+        candidates = min(request.num_candidates, self._vocabulary)
+        return SamplingParams(
+            temperature=request.temperature, top_p=request.top_p, repetition_penalty=request.repetition_penalty,
+            seed=request.seed, logprobs=candidates, flat_logprobs=not candidates, max_tokens=request.num_tokens,
+            ignore_eos=True, stop_token_ids=list(request.stop), detokenize=False, skip_clone=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
+
+    def connect(self, host: str, port: int, rank: int, world_size: int) -> None:
+        """Every rank of the engine meets the sender: the first as `rank`, the others after it."""
+        info = {"host": host, "port": port, "rank": rank, "world_size": world_size}
+        self.engine.collective_rpc("init_weight_transfer_engine", args=(info,))
+
+    def receive_weights(self) -> None:
+        """Loads what the sender broadcasts, on every rank its part."""
+        self.engine.collective_rpc("start_weight_update")
+        self.engine.collective_rpc("update_weights", args=({},))
+        self.engine.collective_rpc("finish_weight_update")
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets the KV blocks of older weights."""
+        return bool(self.engine.reset_prefix_cache())
+
+    def shutdown(self) -> None:
+        """Ends the engine and its ranks' processes."""
+        self.engine.engine_core.shutdown()
+
+
+def _ended(output: Any, requests: Sequence[Request]) -> Ended:
+    index, completion = int(output.request_id.split("-")[0]), output.outputs[0]
+    wanted, found = requests[index].num_candidates, completion.logprobs
+    candidates: list[tuple[int, float]] = []
+    if wanted:
+        logprobs = [at[token].logprob for token, at in zip(completion.token_ids, found, strict=True)]
+        candidates = sorted(((token, one.logprob) for token, one in found[0].items()), key=lambda pair: -pair[1])
+    else:
+        logprobs = found.logprobs
+    return Ended(
+        index=index, tokens=list(completion.token_ids), logprobs=np.asarray(logprobs, dtype=np.float32),
+        num_cached_tokens=int(output.num_cached_tokens or 0), candidates=tuple(candidates[:wanted]),
+    )  # fmt: skip

@@ -20,6 +20,31 @@ def _indices(prompts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ragged:
+    """Rows of different lengths laid end to end."""
+
+    flat: NDArray[Any]
+    ends: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, value: Any) -> Any:
+        """A list of flat arrays of one dtype as one of these; anything else as it is."""
+        if not isinstance(value, list) or not value or not all(isinstance(row, np.ndarray) for row in value):
+            return value
+        if any(row.ndim != 1 or row.dtype != value[0].dtype for row in value):
+            return value
+        return cls(flat=np.concatenate(value), ends=np.cumsum([len(row) for row in value]))
+
+    @classmethod
+    def rows_of(cls, value: Any) -> Any:
+        """What `of` was given."""
+        if not isinstance(value, cls):
+            return value
+        ends = value.ends.tolist()
+        return [value.flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Samples:
     """N samples of one step, the samples of a prompt adjacent. Of pairs the chosen one comes first: chosen 2i, rejected
     2i + 1."""
@@ -55,6 +80,15 @@ class Samples:
         for name, make in given.items():
             if len(getattr(self, name)) != len(self.tokens):
                 object.__setattr__(self, name, make())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: hundreds of small arrays travel as a few large ones."""
+        state = {name: Ragged.of(value) for name, value in self.__dict__.items()}
+        return state | {"columns": {name: Ragged.of(column) for name, column in self.columns.items()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        columns = {name: Ragged.rows_of(column) for name, column in state["columns"].items()}
+        self.__dict__.update({name: Ragged.rows_of(value) for name, value in state.items()}, columns=columns)
 
     def __len__(self) -> int:
         return len(self.tokens)

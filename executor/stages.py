@@ -11,11 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 
+from executor import judgement, parcel
+from executor.checkpoint import staging
+from executor.earlier import CHECKPOINTS, Earlier
+from executor.evaluating import Evaluation
 from executor.experience import Samples
+from executor.judging import Judges
+from executor.offline import Reading, scored
+from executor.recording import Recording
+from executor.sampling import Decisions, keep_best
+from executor.switching import Switching
 from executor.workers import HOST, Workers
 from lab.dataflow import Dataflow
 from lab.dealing import Dealer
+from lab.offline import UPDATES
 from lab.scenario import Scenario
 
 Info = dict[str, Any]
@@ -28,46 +39,119 @@ class Stages:
     def __init__(self, scenario: Scenario, dataflow: Dataflow, workers: Workers, folder: Path) -> None:
         self.scenario, self.dataflow, self.folder = scenario, dataflow, folder
         self.engines = workers.team("actor", "generate")
-        self.trainers = {role: workers.team(role, "train") for role in ("actor", "critic")}
+        self.trainers = {role: workers.team(role, "train") for role in ("actor", "critic", "reward")}
         self.scorers = {role: workers.team(role, "score") for role in ("reference", "reward")}
+        self.judges = Judges(dataflow, self.scorers, head=scenario.place.reward_head)
         self.dealer = Dealer(scenario)
+        self.decisions = Decisions(scenario)
+        self.recording = Recording(scenario, folder)
+        judged = self.trainers.get(scenario.algorithm.trains[0], [])
+        self.evaluation = Evaluation(scenario, folder, self.engines, judged, self.scorers)
+        self.reading = None if scenario.algorithm.rolls_out else Reading(scenario)
+        """of the data set, where samples come from one"""
+        self.attempt = 0
+        """attempts at the run before this one"""
+        self.switching = Switching(scenario, dataflow, workers.actors, folder)
         self._workers = workers
         self._samples: dict[int, Any] = {}
+        self._rolled: dict[int, Any] = {}
+        """as the engines left them, until they are trained"""
         self._columns: dict[int, list[Any]] = {}
         self._batches: dict[int, Any] = {}
+        self._ended: set[tuple[str, int]] = set()
+        self._begun: dict[tuple[str, int], asyncio.Future[list[Info]]] = {}
 
     async def setup(self) -> list[Info]:
         """Every worker builds what it needs; the sender and the engines meet."""
-        infos = await _all([actor.ready.remote() for actor in self._workers.actors.values()])
-        meeting = (HOST, self._workers.weight_port, 1 + len(self.engines))
-        await _all([end.connect.remote(*meeting) for end in (self.trainers["actor"][0], *self.engines)])
+        infos = await self.switching.ready()
+        if self.engines:
+            await self._meet()
+        await self.evaluation.begin()
         return infos
 
+    async def _meet(self) -> None:
+        engines = self.scenario.team("actor", "generate")
+        meeting = (HOST, self._workers.weight_port, 1 + sum(engine.parallelism.tensor for engine in engines))
+        joining = [self.switching.joining(engine, *meeting) for engine in engines]
+        bare = any(self.switching.takes_turns(engine) for engine in engines) or self.scenario.model("actor").lora is None
+        await _all([self.trainers["actor"][0].connect.remote(*meeting, bare=bare), *joining])
+
     async def run(self, stage: str, step: int) -> list[Info]:
-        """One stage of one step, on all of its workers."""
-        return await STAGES[stage](self, step)
+        """One stage of one step, on all of its workers; while they update, the step's record is written."""
+        if stage in UPDATES and step in self._batches:
+            batch = self._batches[step]
+            await self.recording.begin(step, lambda: _value(batch))
+        if self.reading is not None and stage in ("reference", *UPDATES) and step not in self._samples:
+            self._samples[step] = self.reading.reference(step)
+        if self.dataflow.nodes[stage].stage == "switch":
+            return await self.switching.switch(stage, step, self._samples)
+        infos = await (self._begun.pop((stage, step), None) or STAGES[stage](self, step))
+        self._ended.add((stage, step))
+        self.judges.ended(stage, step)
+        if stage == "rollout":
+            self.recording.obtained(step)
+        return infos
+
+    def _ahead(self, source: str, step: int) -> None:
+        """Hands on what a stage is about to return, before it has: whoever uses it waits for it at the worker, and starts
+        without a word from the driver between. Only where nothing else is still to be waited for.
+        """
+        for stage in HANDED_ON.get(source, ()):
+            if stage not in self.dataflow.nodes or self.dataflow.streams(stage, step):
+                continue
+            others = set(self.dataflow.requirements(stage, step)) - {(source, step)}
+            if others <= self._ended:
+                self._begun[stage, step] = asyncio.ensure_future(STAGES[stage](self, step))
+                self._begun[stage, step].add_done_callback(_retrieved)
+
+    async def finish(self) -> None:
+        """Waits for what is still written beside the run, and judges a reward model. Raises OSError where it cannot be."""
+        await self.recording.finish()
+        if self.scenario.algorithm.name == "reward_model":
+            await judgement.write(self.scenario, self.trainers["reward"], self.folder, self.scenario.num_steps)
 
     async def rollout(self, step: int) -> list[Info]:
         version = self.dataflow.policy_version("rollout", step)
+        heats, sinks = self.decisions.temperatures(step), self.judges.sinks
         calls = [
-            engine.generate.options(num_returns=2).remote(step, version, share.prompts, share.notes)
+            engine.generate.options(num_returns=2).remote(
+                step, version, share.prompts, share.notes, heats[share.prompts], sinks
+            )
             for engine, share in zip(self.engines, self.dealer.deal(step), strict=True)
             if share.prompts
         ]
+        if len(calls) == 1 and self.scenario.sampling.best_of == 1 and not self.decisions.wants_rewards:
+            self._samples[step] = calls[0][0]
+            self._ahead("rollout", step)
         infos = await _all([info for _, info in calls])
         for info in infos:
             self.dealer.returned(*info.pop("responses"))
+        infos[0]["learning"] = self.decisions.rolled(step, infos)
         parts = [part for part, _ in calls]
         self._samples[step] = parts[0] if len(parts) == 1 else self.engines[0].merge.remote(*parts)
+        self._rolled[step] = self._samples[step]
         return infos
 
     async def reward(self, step: int) -> list[Info]:
-        return await self._scored(step, [self.scorers["reward"][0].score])
+        infos = await self._judged("reward", step)
+        if self.decisions.wants_rewards:
+            infos[0]["learning"] = self.decisions.rewarded(step, await _all(self._columns[step]))
+        if (best_of := self.scenario.sampling.best_of) > 1:
+            select = self.scorers["reward"][0].__ray_call__.options(num_returns=2)
+            found = select.remote(keep_best, best_of, self._samples[step], *self._columns[step])
+            self._samples[step], self._columns[step] = found[0], [found[1]]
+        return infos
 
     async def reference(self, step: int) -> list[Info]:
-        return await self._scored(step, [self.scorers["reference"][0].score])
+        return await self._judged("reference", step)
+
+    async def _judged(self, stage: str, step: int) -> list[Info]:
+        columns, infos = await self.judges.score(stage, step, self._samples)
+        self._columns.setdefault(step, []).extend(columns)
+        return infos
 
     async def value(self, step: int) -> list[Info]:
+        await self.judges.sources_ended("value", step)
         return await self._scored(step, [rank.values for rank in self.trainers["critic"]])
 
     async def _scored(self, step: int, methods: list[Any]) -> list[Info]:
@@ -79,16 +163,36 @@ class Stages:
     async def advantage(self, step: int) -> list[Info]:
         """Every earlier batch has been used by now, so it is let go."""
         self._batches.clear()
+        self._rolled.pop(step, None)
         method = self.trainers["actor"][0].advantage.options(num_returns=2)
         batch, info = method.remote(step, self._samples.pop(step), *self._columns.pop(step))
         self._batches[step] = batch
+        self._ahead("advantage", step)
         return await _all([info])
 
+    async def old_logprob(self, step: int) -> list[Info]:
+        await self.judges.sources_ended("old_logprob", step)
+        return await self._scored(step, [rank.old_logprobs for rank in self.trainers["actor"]])
+
     async def update_actor(self, step: int) -> list[Info]:
+        if self.reading is not None:
+            return await self._update_from(self.reading, "actor", step)
         return await _all([rank.update.remote(step, self._batches[step]) for rank in self.trainers["actor"]])
 
     async def update_critic(self, step: int) -> list[Info]:
+        """Of the critic, or of the reward model."""
+        if self.reading is not None:
+            return await self._update_from(self.reading, "reward", step)
         return await _all([rank.update.remote(step, self._batches[step]) for rank in self.trainers["critic"]])
+
+    async def _update_from(self, reading: Reading, role: str, step: int) -> list[Info]:
+        """On samples of the data set, and what scorers said of them."""
+        samples, columns = self._samples.pop(step), self._columns.pop(step, [])
+        calls = [rank.update.remote(step, samples, *columns) for rank in self.trainers[role]]
+        self.recording.obtained(step)
+        await self.recording.begin(step, lambda: scored(reading.trained(step), columns))
+        reading.ahead(step)
+        return await _all(calls)
 
     async def weight_sync(self, step: int) -> list[Info]:
         """Sends the weights; where rollouts run a version behind, then compares log-probs on a few samples.
@@ -96,7 +200,8 @@ class Stages:
         In a synchronous run the first forward pass of every update makes this comparison on the step's own samples.
         """
         sends = [rank.send_weights.remote(step) for rank in self.trainers["actor"]]
-        infos = await _all([*sends, *(engine.receive_weights.remote(step) for engine in self.engines)])
+        engines = self.scenario.team("actor", "generate")
+        infos = await _all([*sends, *(self.switching.receiving(engine, step) for engine in engines)])
         if self.scenario.schedule.mode != "synchronous":
             infos.append({"spans": [], "learning": {"logprob_gap": await self._gap(step)}})
         return infos
@@ -111,20 +216,64 @@ class Stages:
         samples: list[Samples] = await _all(probes)
         return max(largest_gap(mine.logprobs, other) for mine, other in zip(samples, first, strict=True))
 
-    async def checkpoint(self, step: int) -> list[Info]:
-        ranks = [rank for team in self.trainers.values() for rank in team]
-        return await _all([rank.save.remote(self.folder / "checkpoints", step) for rank in ranks])
+    async def evaluate(self, step: int) -> list[Info]:
+        return await self.evaluation.run(step, self.dataflow.policy_version("evaluate", step))
 
+    async def checkpoint(self, step: int) -> list[Info]:
+        """Every rank writes its part, at once or beside the next steps; `executor.store` makes one of them."""
+        folder = staging(self.folder / CHECKPOINTS, step, self.attempt)
+        about = {"step": step, "digest": self.scenario.digest, "attempt": self.attempt}
+        return await _all([rank.save.remote(folder, step, about) for rank in self.ranks])
+
+    @property
+    def ranks(self) -> list[Any]:
+        """Of all trainers."""
+        return [rank for team in self.trainers.values() for rank in team]
+
+    def state(self) -> dict[str, Any]:
+        """What the driver decides by, fit for JSON: a checkpoint holds it."""
+        return {"dealer": self.dealer.state(), "decisions": self.decisions.state()}
+
+    def in_flight(self, step: int) -> dict[int, Any]:
+        """By step, references to the samples that were generated for later steps than this one."""
+        return {number: found for number, found in self._rolled.items() if number > step}
+
+    async def restore(self, earlier: Earlier) -> list[Info]:
+        """After setup: everybody takes the state of the checkpoint, the engines the weights of the trainers."""
+        if earlier.checkpoint is None:
+            return []
+        for _, step in earlier.kept:
+            samples = parcel.read(earlier.checkpoint / parcel.name(step))
+            self._samples[step] = self._rolled[step] = ray.put(samples)
+            self.judges.ended("rollout", step)  # scorers that take samples one by one find all of them at once
+            self.recording.obtained(step)
+        self.dealer.restore(earlier.stages["dealer"])
+        self.decisions.restore(earlier.stages["decisions"])
+        return await self.switching.resumed(lambda: self._restored(earlier.checkpoint, earlier.first_step))
+
+    async def _restored(self, checkpoint: Path | None, step: int) -> list[Info]:
+        infos = await _all([rank.restore.remote(checkpoint, step) for rank in self.ranks])
+        return infos + (await self.weight_sync(step - 1) if self.engines else [])
+
+    async def settle(self) -> None:
+        """Waits for the writes that go on beside the run. Raises OSError where one failed."""
+        await _all([rank.settle.remote() for rank in self.ranks])
+
+
+HANDED_ON = {"rollout": ("reward", "reference"), "advantage": UPDATES}
+"""stages that may be called with what another one is about to return"""
 
 STAGES: dict[str, Callable[[Stages, int], Awaitable[list[Info]]]] = {
     "rollout": Stages.rollout,
     "reward": Stages.reward,
     "reference": Stages.reference,
     "value": Stages.value,
+    "old_logprob": Stages.old_logprob,
     "advantage": Stages.advantage,
     "update_critic": Stages.update_critic,
     "update_actor": Stages.update_actor,
     "weight_sync": Stages.weight_sync,
+    "evaluate": Stages.evaluate,
     "checkpoint": Stages.checkpoint,
 }
 
@@ -132,6 +281,12 @@ STAGES: dict[str, Callable[[Stages, int], Awaitable[list[Info]]]] = {
 def largest_gap(ours: list[Any], theirs: list[Any]) -> float:
     """max |a - b| over two lists of arrays of the same lengths."""
     return max(float(np.max(np.abs(a - b))) for a, b in zip(ours, theirs, strict=True))
+
+
+def _retrieved(done: asyncio.Future[Any]) -> None:
+    """What went wrong is told by whoever awaits it, if anybody still does."""
+    if not done.cancelled():
+        done.exception()
 
 
 async def _all(references: list[Any]) -> list[Any]:

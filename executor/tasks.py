@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,11 +27,11 @@ ECHO_CHARACTERS = "abcd"
 _TASK_STREAM = 5  # apart from the streams of the lengths in lab/workload.py
 
 
-def echo_prompt(seed: int, step: int, prompt: int, num_tokens: int) -> list[int]:
+def echo_prompt(seed: int, step: int, prompt: int, num_tokens: int, first: str = "echo:") -> list[int]:
     """`<bos>echo:cccc…`, or its end where it has to be shorter: the character c, drawn uniformly, always stands last."""
     draw = float(uniform(seed, _TASK_STREAM, step, np.asarray([prompt]), 0)[0])
     named = IDS[ECHO_CHARACTERS[int(draw * len(ECHO_CHARACTERS))]]
-    head = [IDS[BOS], *encode("echo:")]
+    head = [IDS[BOS], *encode(first)]
     return [*head, *[named] * (num_tokens - len(head))] if num_tokens > len(head) else [*head, named][-num_tokens:]
 
 
@@ -45,20 +44,3 @@ def echo_reward(prompt: Sequence[int], response: Sequence[int]) -> float:
 
 
 TASKS = {"echo": Task(prompt=echo_prompt, reward=echo_reward)}
-
-
-def reward_function(name: str, task: str) -> Reward:
-    """The reward that a scenario names: `task` for that of the built-in task, else a function `module:name`.
-
-    Raises ValueError where there is no such function.
-    """
-    if name == "task":
-        return TASKS[task].reward
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"there is no function {name}: {error}") from None
-    if not callable(found):
-        raise ValueError(f"{name} is not a function")
-    return found  # type: ignore[no-any-return]

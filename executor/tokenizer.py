@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import string
 from pathlib import Path
 from typing import Any
 
-PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
-SPECIAL = (PAD, BOS, EOS, UNK)
-CHARACTERS = string.ascii_lowercase + string.digits + " \n" + ".,:;!?'\"()+-*/=<>[]_#%"
-IDS: dict[str, int] = {token: i for i, token in enumerate((*SPECIAL, *CHARACTERS))}
-"""id of every token; plain, so that a process without the tokenizer libraries can use it"""
+from lab.characters import BOS, CHARACTERS, EOS, IDS, PAD, SPECIAL, UNK, encode
 
-
-def encode(text: str) -> list[int]:
-    """Ids of a text's characters; unknown ones become `<unk>`."""
-    return [IDS.get(character, IDS[UNK]) for character in text]
+__all__ = ["BOS", "CHARACTERS", "EOS", "IDS", "PAD", "SPECIAL", "UNK", "build_tokenizer", "encode", "save_tokenizer"]
 
 
 def build_tokenizer() -> Any:

@@ -28,7 +28,8 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from executor.limits import BLOCK_MULTIPLE, MAX_POSITIONS
+from executor.engine_limits import BLOCK_MULTIPLE
+from executor.inputs import MAX_POSITIONS
 from executor.network import build_actor, save
 from executor.replay import EngineSettings, ReplayRequest, Scheduled, Source, TracedIteration
 from lab.model import ModelSpec

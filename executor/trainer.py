@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from executor.algorithms.advantages import ADVANTAGES, joined
+from executor.algorithms.mismatch import mismatched
+from executor.checkpoint import Rank
 from executor.experience import Samples
 from executor.recorder import Recorder
-from lab.algorithm import PolicyGradient
+from executor.saving import Saving, restore
+from lab.offline import update_of
 from lab.placement import Worker
-from lab.policies.microbatch import deal, minibatches
+from lab.policies.microbatch import deal, imbalance, minibatches
 from lab.scenario import Scenario
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from executor.algorithms.losses import Loss
-    from executor.learner import Microbatch
+    from executor.microbatch import Microbatch
 
 Info = dict[str, Any]
 
@@ -35,21 +39,34 @@ class Trainer:
         self.worker, self.rank, self.world, self.role, self.scenario = worker, rank, world, role, scenario
         self.master_port = master_port
         self.recorder = Recorder(worker.name, worker.pool)
+        self.saving = Saving(Rank(role=role, rank=rank, world=world), self.recorder)
 
     def ready(self) -> Info:
         """Builds network and optimizer; ends when all ranks have."""
         with self.recorder.stage("setup", -1):
-            from executor.learner import Learner
-
-            arguments = (self.scenario, self.role, self.rank, self.world, self.worker.threads, self.recorder)
-            self.learner = Learner(*arguments)
+            self.load()
         return self._info()
 
-    def connect(self, host: str, port: int, world_size: int) -> None:
-        """Meets the engines that will receive weights; blocks until all have come."""
+    def load(self) -> None:
+        """Builds network and optimizer as they were before the first step; ends when all ranks have."""
+        from executor.learner import Learner
+
+        arguments = (self.scenario, self.role, self.rank, self.world, self.worker.threads, self.recorder)
+        self.learner = Learner(*arguments)
+
+    def release(self) -> None:
+        """Drops network and optimizer; whoever needs them later saves them before."""
+        self.learner.engine.destroy()
+        del self.learner
+
+    def connect(self, host: str, port: int, world_size: int, *, bare: bool = False) -> None:
+        """Meets the engines that will receive weights; blocks until all have come.
+
+        `bare`: they have the weights from before training, and want adapters alone.
+        """
         from executor.transfer import WeightSender
 
-        self._sender = WeightSender(host, port, world_size)
+        self._sender = WeightSender(host, port, world_size, *(() if bare else self.learner.base()))
 
     def values(self, step: int, samples: Samples) -> tuple[dict[str, Any], Info]:
         """`values` of the samples that this rank is dealt, by index: one number per response token, before it is drawn."""
@@ -59,25 +76,38 @@ class Trainer:
             notes |= _counts(len(mine), sum(mine))
         return {"values": found}, self._info()
 
+    def old_logprobs(self, step: int, samples: Samples) -> tuple[dict[str, Any], Info]:
+        """`old_logprobs` of the samples that this rank is dealt, by index, under the weights that the update starts from."""
+        with self.recorder.stage("old_logprob", step, samples.policy_version) as notes:
+            found = self.learner.read(samples, range(len(samples)), deals=True)
+            mine = [samples.lengths[i] for i in deal(len(samples), self.world)[self.rank]]
+            notes |= _counts(len(mine), sum(mine))
+        return {"old_logprobs": found}, self._info()
+
     def advantage(self, step: int, samples: Samples, *columns: dict[str, Any]) -> tuple[Samples, Info]:
-        """The samples with the columns of all scorers and with advantages; on the actor's rank 0."""
+        """The samples with the columns of all scorers and with advantages, or in pairs; on the actor's rank 0."""
         with self.recorder.stage("advantage", step, samples.policy_version) as notes:
             algorithm = self.scenario.algorithm
             batch = ADVANTAGES[algorithm.name](samples.with_columns(**joined(columns, len(samples))), algorithm)
             notes |= _counts(len(samples), sum(samples.lengths))
         return batch, self._info(reward=float(np.mean(batch.columns["rewards"])))
 
-    def update(self, step: int, samples: Samples) -> Info:
-        """Every optimizer step of a training step: epochs over mini-batches in fixed order."""
-        epochs = self.scenario.algorithm.epochs
+    def update(self, step: int, samples: Samples, *columns: dict[str, Any]) -> Info:
+        """Every optimizer step of a training step: epochs over mini-batches in fixed order.
+
+        `columns` of scorers, where no stage between them and this one has put them into the samples.
+        """
+        samples = samples.with_columns(**joined(columns, len(samples)))
+        epochs, together = self.scenario.algorithm.epochs, self.scenario.algorithm.together
         chosen = minibatches(len(samples), self.scenario.update.minibatch_samples)
-        with self.recorder.stage(f"update_{self.role}", step, step + 1) as notes:
-            self._gap = 0.0
-            steps = [self._minibatch(samples, batch, first=i == 0) for i, batch in enumerate(chosen * epochs)]
+        with self.recorder.stage(update_of(self.role), step, step + 1) as notes:
+            self._gap, self._loads = 0.0, list[tuple[int, int]]()
+            steps = [self._minibatch(step, samples, batch, first=i == 0) for i, batch in enumerate(chosen * epochs)]
             learned = self._learned(step, samples, steps)
-            mine = [batch[i] for batch in chosen for i in deal(len(batch), self.world)[self.rank]]
+            mine = [batch[i] for batch in chosen for i in deal(len(batch), self.world, together)[self.rank]]
             notes |= _counts(len(mine), epochs * sum(samples.lengths[i] for i in mine))
             notes["quantities"]["minibatches"] = float(len(steps))
+            notes |= self._packing()
         return self._info(**learned)
 
     def send_weights(self, step: int) -> Info:
@@ -91,21 +121,23 @@ class Trainer:
                 self.learner.weights()
         return self._info()
 
-    def save(self, folder: Path, step: int) -> Info:
-        """Writes this rank's part of a checkpoint below `folder`."""
-        from executor.checkpoint import name, write
+    def save(self, folder: Path, step: int, about: dict[str, Any]) -> Info:
+        """Writes this rank's part of a checkpoint into the staging `folder`, at once or beside the next steps.
 
-        about = {
-            "step": step,
-            "role": self.role,
-            "rank": self.rank,
-            "world": self.world,
-            "digest": self.scenario.digest,
-        }
-        with self.recorder.stage("checkpoint", step, step + 1), self.recorder.op("write") as notes:
-            weights = self.learner.weights()
-            path = folder / name(step, self.role, self.rank)
-            size = write(path, weights if self.rank == 0 else None, self.learner.state(), about)
+        Raises OSError where this write or the one before it failed.
+        """
+        with self.recorder.stage("checkpoint", step, step + 1):
+            self.saving.save(self.learner, folder, about, self.scenario.checkpoint.blocking)
+        return self._info()
+
+    def settle(self) -> None:
+        """Waits for the write that goes on beside the run. Raises OSError where it failed."""
+        self.saving.settle()
+
+    def restore(self, folder: Path, step: int) -> Info:
+        """Takes the state from a complete checkpoint; `step` is the next one to be done."""
+        with self.recorder.stage("restore", step, step), self.recorder.op("read") as notes:
+            size = restore(self.learner, folder, self.saving.rank)
             notes |= {"bytes": size, "quantities": {"calls": 1.0, "bytes": size}}
         return self._info()
 
@@ -114,51 +146,75 @@ class Trainer:
         found = self.learner.read(samples, range(len(samples)), deals=False)
         return [found[i] for i in range(len(samples))]
 
-    def _minibatch(self, samples: Samples, chosen: list[int], first: bool) -> dict[str, float]:
-        total = sum(len(samples.logprobs[i]) for i in chosen)
-        batches = self.learner.groups(samples, chosen)
+    def _minibatch(self, step: int, samples: Samples, chosen: list[int], first: bool) -> dict[str, float]:
+        """One optimizer step; means over the units of the loss, and their number on all ranks as `units`."""
+        from executor.algorithms.objectives import OBJECTIVES, Material, units
 
-        def objective(output: Tensor, batch: Microbatch) -> Loss:
-            if self.role == "critic":
-                return self._critic_loss(output, batch, samples)
-            if first and batch.weight:
+        algorithm = self.scenario.algorithm
+        objective, stale = OBJECTIVES[algorithm.name, self.role], samples.policy_version < step
+        drift = self._drift(samples, chosen) if algorithm.extra_forwards else 0.0
+        material = Material(algorithm=algorithm, samples=samples, stale=stale, drift=drift)
+        compares = first and self._compares
+
+        def loss(output: Tensor, batch: Microbatch) -> Loss:
+            if compares and batch.weight:
                 old = batch.column(samples.logprobs)
                 self._gap = max(self._gap, float(((output.detach() - old).abs() * batch.response).max()))
-            return self._actor_loss(output, batch, samples)
+            return objective.loss(output, batch, material)
 
-        return self.learner.step(batches, objective, 1.0 / total)
+        number, batches = units(objective.unit, samples, chosen), self.learner.groups(samples, chosen)
+        real = [batch for batch in batches if batch.weight]
+        self._loads.append((sum(batch.ids.numel() for batch in real), sum(batch.num_tokens for batch in real)))
+        means = self.learner.step(batches, loss, 1.0 / number)
+        return means | {"units": float(number)} | ({"drift": drift} if algorithm.extra_forwards else {})
 
-    def _actor_loss(self, output: Tensor, batch: Microbatch, samples: Samples) -> Loss:
-        from executor.algorithms.losses import divergence, policy_loss
+    def _packing(self) -> dict[str, float]:
+        """`padding`: the share of this rank's padded tokens that are none, below 0 where prompts are shared. `imbalance`:
+        what the most loaded rank of a mini-batch has above the mean, as a share of it, over all mini-batches."""
+        places = [(i, rank) for i in range(len(self._loads)) for rank in range(self.world)]
+        mine = {f"{i}/{rank}": float(self._loads[i][0] * (rank == self.rank)) for i, rank in places}
+        every = iter(self.learner.total(mine).values())
+        loads = [[next(every) for _ in range(self.world)] for _ in self._loads]
+        padded, tokens = map(sum, zip(*self._loads, strict=True))
+        above = sum(imbalance(load) * sum(load) for load in loads)
+        return {"padding": 1.0 - tokens / padded, "imbalance": above / sum(map(sum, loads))}
 
-        algorithm, columns = self.scenario.algorithm, samples.columns
-        assert isinstance(algorithm, PolicyGradient), "refused by executor.limits"
-        reference = batch.column(columns["reference_logprobs"]) if "reference_logprobs" in columns else None
-        loss = policy_loss(
-            output, batch.column(samples.logprobs), batch.column(columns["advantages"]), batch.response,
-            clip=algorithm.clip, kl_coef=algorithm.kl_coef, reference=reference if algorithm.name == "grpo" else None,
-        )  # fmt: skip
-        if reference is not None:
-            loss.sums["kl"] = divergence(output, reference, batch.response)
-        return loss
+    @property
+    def _compares(self) -> bool:
+        """Whether the engine's log-probs of a step's samples are to be the trainer's own: tokens were drawn from the whole
+        distribution."""
+        return self.role == "actor" and self.scenario.algorithm.rolls_out and self.scenario.sampling.plain
 
-    def _critic_loss(self, output: Tensor, batch: Microbatch, samples: Samples) -> Loss:
-        from executor.algorithms.losses import value_loss
-
-        algorithm, columns = self.scenario.algorithm, samples.columns
-        assert algorithm.name == "ppo", "only PPO has a critic"
-        old, returns = batch.column(columns["values"]), batch.column(columns["returns"])
-        return value_loss(output, old, returns, batch.response, clip=algorithm.value_clip)
+    def _drift(self, samples: Samples, chosen: list[int]) -> float:
+        """KTO's estimate of KL(policy, reference): the mean of log p - log p_reference over a mini-batch's mismatched
+        responses, at least 0; on all ranks."""
+        mine, reference = samples.take(chosen), samples.columns["mismatched_logprobs"][chosen]
+        found = self.learner.read(mismatched(mine, len(mine)), range(len(mine)), deals=True)
+        total = sum(float(row.sum(dtype=np.float64)) - float(reference[i]) for i, row in found.items())
+        return max(self.learner.total({"drift": total})["drift"] / len(chosen), 0.0)
 
     def _learned(self, step: int, samples: Samples, steps: list[dict[str, float]]) -> dict[str, float | None]:
-        """Means over optimizer steps; sums of all ranks. The gap means something only where the weights are the same."""
-        sums = {key: sum(one[key] for one in steps) / len(steps) for key in steps[0]}
-        norm = sums.pop("grad_norm")
-        found: dict[str, float | None] = dict(self.learner.total(sums))
+        """Means over the units of all optimizer steps and ranks. The gap means something only where the weights are the
+        same."""
+        from executor.algorithms.objectives import reported
+
+        number = sum(one["units"] for one in steps)
+        same = {"grad_norm": sum(one["grad_norm"] for one in steps) / len(steps)}
+        same["learning_rate"] = steps[-1]["learning_rate"]
+        if "drift" in steps[0]:
+            same["kl"] = sum(one["drift"] * one["units"] for one in steps) / number
+        parts = [key for key in steps[0] if key not in (*same, "drift", "units")]
+        sums = {key: sum(one[key] * one["units"] for one in steps) / number for key in parts}
+        found: dict[str, float | None] = {**reported(self.learner.total(sums)), **same}
+        for key in ("loss", "value_loss", "grad_norm"):
+            if not math.isfinite(value := found.get(key) or 0.0):
+                raise FloatingPointError(f"update of {self.role} in step {step}: {key} is {value}; lower optimizer.lr")
         if self.role == "critic":
-            return found | {"critic_grad_norm": norm}
-        gap = self.learner.largest(self._gap)
-        return found | {"grad_norm": norm, "logprob_gap": gap if samples.policy_version == step else None}
+            return {key if key == "value_loss" else f"critic_{key}": value for key, value in found.items()}
+        if self._compares:
+            gap = self.learner.largest(self._gap)
+            found["logprob_gap"] = gap if samples.policy_version == step else None
+        return found
 
     def _info(self, **learning: float | None) -> Info:
         return {"spans": self.recorder.take(), "learning": learning if self.rank == 0 else {}}

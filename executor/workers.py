@@ -25,6 +25,8 @@ _GRAIN = 10_000
 """Ray counts CPUs in ten-thousandths"""
 
 GANG_TIMEOUT_S = 60.0
+CALLS_AT_ONCE = 8
+"""of a scorer that is called by engines and the driver"""
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -64,12 +66,13 @@ class Workers:
             start_ray(self._ray_folder)
         shares = cpu_shares(self.scenario)
         self._group = _gang(list(shares.values()))
-        ports = {role: free_port() for role in ("actor", "critic")}
+        ports = {role: free_port() for role in ("actor", "critic", "reward")}
         for bundle, (name, share) in enumerate(shares.items()):
             worker = self.scenario.workers[name]
             kind, arguments, variables = _actor(self.scenario, worker, ports)
             place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
             options = {"num_cpus": share, "scheduling_strategy": place, "runtime_env": {"env_vars": variables}}
+            options |= {"max_concurrency": CALLS_AT_ONCE} if served(self.scenario, worker) else {}
             self.actors[name] = ray.remote(kind).options(**options).remote(*arguments)
 
     def team(self, role: str, work: str) -> list[Any]:
@@ -117,7 +120,7 @@ def _gang(shares: list[float]) -> PlacementGroup:
 
 
 def cpu_shares(scenario: Scenario) -> dict[str, float]:
-    """CPUs that each worker claims of Ray: its own devices, or an equal share of a resident pool's.
+    """CPUs that each worker claims of Ray: its own devices, or an equal share of those of a pool that is shared.
 
     Shares are rounded down to what Ray can count, so that a pool's workers never need more than the pool has.
     """
@@ -125,10 +128,15 @@ def cpu_shares(scenario: Scenario) -> dict[str, float]:
     shares = {}
     for worker in scenario.workers.values():
         sharing = scenario.sharing.get(worker.pool)
-        resident = sharing is not None and sharing.how == "resident"
-        own = len(scenario.devices[worker.pool]) / sizes[worker.pool] if resident else len(worker.devices)
+        shared = sharing is not None and sharing.how != "exclusive"
+        own = len(scenario.devices[worker.pool]) / sizes[worker.pool] if shared else len(worker.devices)
         shares[worker.name] = int(min(own, len(worker.devices)) * _GRAIN) / _GRAIN
     return shares
+
+
+def served(scenario: Scenario, worker: Worker) -> bool:
+    """Whether engines hand samples to a worker while its driver waits for another answer of it."""
+    return worker.work == "score" and scenario.schedule.scoring == "sample"
 
 
 def free_port() -> int:

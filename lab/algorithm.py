@@ -27,6 +27,13 @@ class PolicyGradient(Record):
         description="log-probabilities under the policy that generated: engine: as the engine told them; recompute: the "
         "trainer's forward passes over a step's samples before its update",
     )
+    importance_cap: float = Field(
+        default=2.0,
+        ge=1,
+        description="truncates importance weights: of the recomputed log-probabilities over the engine's, and the ratio "
+        "itself of stale samples whose log-probabilities are not computed anew",
+        json_schema_extra=LEARNING,
+    )
 
     @property
     def needs_reference(self) -> bool:

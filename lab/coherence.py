@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lab import drawing, evaluation, experience, offline, publication, scaling
+from lab import data, drawing, evaluation, experience, offline, publication, scaling
 from lab.asynchrony import contradictions
 from lab.placement import BYTE_WIDE, Generate, RewardScore, Role, Score, Sharing, Train, Worker
 from lab.slices import is_loaded
@@ -297,7 +297,10 @@ def _batches(scenario: Scenario) -> None:
     if scenario.algorithm.together == 2 and scenario.workload.samples_per_prompt % 2:
         problem = f"{scenario.algorithm.name} learns from pairs of responses to one prompt"
         raise Incoherent("workload.samples_per_prompt", problem, "set it to 2: a chosen and a rejected response")
-    samples, update = scenario.workload.samples_per_step, scenario.update
+    samples, update, each = scenario.workload.samples_per_step, scenario.update, scenario.workload.samples_per_prompt
+    if scenario.algorithm.extra_forwards and update.minibatch_samples <= each:
+        problem = f"a mini-batch of {update.minibatch_samples} samples is of one prompt; no other has a response to lend"
+        raise Incoherent("update.minibatch_samples", problem, f"set it to {2 * each} or more, or `kl: none`")
     if samples % update.minibatch_samples:
         problem = f"{update.minibatch_samples} samples do not divide the {samples} samples of a step"
         raise Incoherent("update.minibatch_samples", problem, "use a divisor of prompts_per_step × samples_per_prompt")
@@ -325,7 +328,7 @@ def _lengths(scenario: Scenario) -> None:
 
 RULES = (
     offline.contradictions, contradictions, publication.contradictions, experience.contradictions, drawing.contradictions,
-    evaluation.contradictions, scaling.contradictions,
+    evaluation.contradictions, scaling.contradictions, data.contradictions,
 )  # fmt: skip
 """rules that stand with what they are about"""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,16 @@ class Dealer:
     def returned(self, prompts: npt.ArrayLike, tokens: npt.ArrayLike) -> None:
         """Responses of so many tokens to these prompts (indices within the step, repeats allowed) came back."""
         self._new.append((prompts, tokens))
+
+    def state(self) -> dict[str, Any]:
+        """What came back, fit for JSON."""
+        history = self._learned()
+        return {"num_seen": history.num_seen.tolist(), "total_tokens": history.total_tokens.tolist()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state` said, to the bit."""
+        seen, tokens = np.asarray(state["num_seen"], np.int64), np.asarray(state["total_tokens"], np.float64)
+        self._history, self._new = replace(self._history, num_seen=seen, total_tokens=tokens), []
 
     def _learned(self) -> LengthHistory:
         """The history, brought up to date."""

@@ -58,6 +58,15 @@ def temperatures(scenario: Scenario, step: int, shape: tuple[int, ...]) -> NDArr
     return np.resize(heats, shape)
 
 
+def assumed(scenario: Scenario) -> Iterator[str]:
+    """What a simulation takes for granted about generation, and an execution does not: a sentence each."""
+    if scenario.workload.end == "eos":
+        yield "workload.end: eos: responses are taken to be as long as workload.response_tokens draws them"
+    others = sorted({part.backend for part in scenario.place.actor_generate} - {"vllm"})
+    for backend in others if scenario.algorithm.rolls_out else ():
+        yield f"backend: {backend}: its passes are taken to cost as much as those of the engine that was measured"
+
+
 def contradictions(scenario: Scenario) -> Iterator[tuple[str, str, str]]:
     """Where several answers are tried, somebody must be able to choose among them: key, problem and remedy."""
     sampling, wanted, mode = scenario.sampling, scenario.workload.samples_per_prompt, scenario.schedule.mode

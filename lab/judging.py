@@ -19,7 +19,8 @@ def one_by_one(scenario: Scenario, stage: str) -> bool:
     """Whether a stage scores each sample as soon as it is generated, with a barrier after the last of them.
 
     A trainer does where every rank can make a pass alone: without ZeRO 3, without a pipeline, and on a pool that takes
-    no turns. Without a barrier the scores are in time as they come, and the trainer takes whole batches.
+    no turns. Without a barrier the scores are in time as they come, and the trainer takes whole batches. So it does on
+    cores, where a run is the same to the bit whenever its samples come.
     """
     if scenario.schedule.scoring == "batch" or scenario.schedule.mode == "asynchronous":
         return False
@@ -28,7 +29,8 @@ def one_by_one(scenario: Scenario, stage: str) -> bool:
     train = scenario.train(TRAINERS[stage])
     sharing = scenario.sharing.get(train.pool)
     sliced = sharing is not None and sharing.how == "time_sliced"
-    return train.zero_stage < 3 and train.pipeline_parallel == 1 and not sliced
+    alone = train.zero_stage < 3 and train.pipeline_parallel == 1
+    return alone and not sliced and scenario.device_of(train.pool).kind == "gpu"
 
 
 def check_scoring(scenario: Scenario) -> None:

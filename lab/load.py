@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
+from lab.data import with_file, with_folders
 from lab.errors import InputError
 from lab.explain import Keys, dotted, explain, line_of, short, split
 from lab.records import Record
@@ -59,10 +60,16 @@ def parse_record(text: str, record: type[R], *, file: str) -> R:
     if not isinstance(data, dict):
         remedy = f"start with `{next(iter(record.model_fields))}: …`"
         raise InputError(file=file, line=1, problem="the file holds no mapping", remedy=remedy)
+    folder = Path(file).parent
     try:
-        return record.model_validate_json(json.dumps(data), context={"folder": Path(file).parent})
+        read = with_file(with_folders(data, folder), folder) if record is Scenario else data
+        return record.model_validate_json(json.dumps(read), context={"folder": folder})
     except ValidationError as error:
         raise explain(error, record, data, lines, file) from None
+    except InputError as error:
+        if error.file is None and error.key is not None:  # of this file, and not of one that it names
+            error.file, error.line = file, line_of(lines, tuple(split(error.key)))
+        raise
 
 
 @contextmanager

@@ -43,6 +43,10 @@ OPS = {
     "engine_start": "an engine built anew around given weights, imports left out: calls, bytes (of weights)",
     "engine_sleep": "an engine that moves its weights off the device and drops its cache: calls, bytes (of weights)",
     "engine_wake": "the same weights back on the device: calls, bytes",
+    "engine_stop": "an engine ended and its memory given back, the process stays: calls, bytes (of weights)",
+    "release": "a trainer or a frozen model dropped and its memory given back: calls, bytes (of weights and states)",
+    "trainer_start": "a trainer built anew and its saved states read back: calls, bytes (of weights and states)",
+    "scorer_start": "a frozen model built anew: calls, bytes (of weights)",
 }
 OPS |= {
     # Kernels of an engine: one call on one device, as op tables of real GPUs give them (`profiles/readers/silicon.py`).
@@ -77,7 +81,19 @@ _NAMES = {
 }
 _NAMES |= dict.fromkeys(("rollout_host", "score_host", "reward", "advantage"), "calls samples tokens")
 _NAMES |= dict.fromkeys(
-    ("weight_sync", "checkpoint", "checkpoint_read", "dispatch", "engine_start", "engine_sleep", "engine_wake"),
+    (
+        "weight_sync",
+        "checkpoint",
+        "checkpoint_read",
+        "dispatch",
+        "engine_start",
+        "engine_sleep",
+        "engine_wake",
+        "engine_stop",
+        "release",
+        "trainer_start",
+        "scorer_start",
+    ),
     "calls bytes",
 )
 _NAMES |= dict.fromkeys(
@@ -151,10 +167,13 @@ def pass_columns(
 
 
 def packed_quantities(
-    spec: ModelSpec, role: str, lengths: Sequence[int], zero_stage: int = 0
-) -> dict[str, float]:  # fmt: skip
-    """Quantities of one forward pass over samples laid end to end: no padding, and each attends to itself alone."""
-    found = pass_quantities(spec, role, 1, sum(lengths), zero_stage)
+    spec: ModelSpec, role: str, lengths: Sequence[int], zero_stage: int = 0, tokens: int | None = None
+) -> dict[str, float]:
+    """Quantities of one forward pass over samples laid end to end: no padding, and each attends to itself alone.
+
+    `tokens`: that the pass reads, where samples share some of them.
+    """
+    found = pass_quantities(spec, role, 1, sum(lengths) if tokens is None else tokens, zero_stage)
     return found | {"attention_flops": spec.attention_flops(sum(n * (n + 1) / 2 for n in lengths))}
 
 
@@ -252,6 +271,15 @@ _STAGE_OPS = {
     ("update_critic", "grad_sync"): "grad_sync",
     ("weight_sync", "transfer"): "weight_sync",
     ("checkpoint", "write"): "checkpoint",
+    ("evaluate", "decode"): "engine_step",
+    ("evaluate", "prefill"): "engine_step",
+    ("evaluate", "forward"): "logprob",
+    ("switch", "stop"): "engine_stop",
+    ("switch", "start"): "engine_start",
+    ("switch", "drop"): "release",
+    ("switch", "save"): "checkpoint",
+    ("switch", "restore"): "trainer_start",
+    ("switch", "load"): "scorer_start",
 }
 _HOSTS = {
     "rollout": "rollout_host",

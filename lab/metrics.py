@@ -130,6 +130,7 @@ def summarise(timeline: Timeline) -> dict[str, Any]:
         "bottleneck": _bottleneck(timeline),
         "memory": header.memory,
         "profiles": header.profiles,
+        "data": header.data or None,
         "reward": _reward(timeline),
         "logprob_gap_max": max((row["logprob_gap"] for row in header.learning if "logprob_gap" in row), default=None),
         "wall_s": header.wall_s,

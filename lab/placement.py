@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from lab.errors import WrongValue
 from lab.model import Dtype
 from lab.records import Record
-from lab.services import RemoteService, ScoreCache
+from lab.services import REWARDS, RemoteService, ScoreCache
 from lab.units import Seconds
 
 Role = Literal["actor", "critic", "reference", "reward"]
@@ -24,6 +24,10 @@ Placed = Literal[
     "actor.generate", "actor.train", "critic.train", "reward.train", "reference.score", "reward.score"
 ]  # fmt: skip
 """a role and its work, as a placement is written"""
+
+
+Backend = Literal["vllm", "transformers", "trtllm"]
+"""what an engine is"""
 
 
 class Sharing(Record):
@@ -115,6 +119,11 @@ class Generate(Record):
         default=None, description="of keys and values (kv_cache_dtype); null: the model's dtype"
     )
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads of each worker; no meaning on a GPU")
+    backend: Backend = Field(
+        default="vllm",
+        description="what generates; transformers: one batch after the other, room for the longest sequence for each, "
+        "whatever `rollout` says of batching, kv_layout and prefix_caching; trtllm is simulated, not executed",
+    )
     speed: float = Field(
         default=1.0,
         gt=0,
@@ -205,7 +214,13 @@ class RewardScore(Score):
     )
     function: str | None = Field(
         default=None,
-        description="`task`: the reward of the built-in task; or `module:name` of a function (prompt, response) -> float",
+        description="a name of the library (task, length, contains, share, distinct, ended), or `module:name` of a function "
+        "(prompt, response) -> number or dict of numbers; with the attribute `batched` it gets lists of all of these",
+        json_schema_extra={"effect": "learning"},
+    )
+    arguments: dict[str, bool | int | float | str] = Field(
+        default_factory=dict,
+        description="further arguments of the function by name, for example {target: 24}",
         json_schema_extra={"effect": "learning"},
     )
     remote: RemoteService | None = Field(default=None, description="how the service answers; needed with kind: remote")
@@ -230,8 +245,10 @@ class RewardScore(Score):
     def _function_named(self) -> RewardScore:
         if (self.kind == "function") != (self.function is not None):
             raise ValueError("`function` is needed with `kind: function`, and only there")
-        if self.function not in (None, "task") and not re.fullmatch(r"[\w.]+:\w+", str(self.function)):
-            raise ValueError(f"{self.function!r} is neither `task` nor of the form module:name")
+        if self.function not in (None, *REWARDS) and not re.fullmatch(r"[\w.]+:\w+", str(self.function)):
+            raise ValueError(f"{self.function!r} is none of {', '.join(REWARDS)}, nor of the form module:name")
+        if self.arguments and self.function is None:
+            raise ValueError("`arguments` are those of a `function`")
         return self
 
 
@@ -278,6 +295,8 @@ class Worker(Record):
     """of its weights"""
     kv_dtype: str = "bfloat16"
     """of an engine's keys and values"""
+    backend: Backend = "vllm"
+    """of an engine"""
     speed: float = 1.0
     """of an engine beside the others, as dispatch reckons with it"""
 

@@ -8,14 +8,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lab import charts
+from lab import charts, reward_report
 from lab.compare import Comparison, Row, caveats
 from lab.metrics import publications
 from lab.timeline import Timeline
 
 
 def write_run_report(timeline: Timeline, summary: Mapping[str, Any], path: Path) -> None:
-    """The page of one run."""
+    """The page of one run, and of the reward model that it trained, if any."""
     label = {timeline.header.origin: timeline}
     figures = charts.titles(
         [
@@ -25,7 +25,9 @@ def write_run_report(timeline: Timeline, summary: Mapping[str, Any], path: Path)
             ("Reward", charts.rewards(label)),
         ]
     )
-    _write(path, "run.html.j2", figures, timeline=timeline, summary=summary)
+    judged = summary.get("reward_report")
+    rows = reward_report.lines(judged) if judged else []
+    _write(path, "run.html.j2", figures, timeline=timeline, summary=summary, judged=judged, judged_rows=rows)
 
 
 def write_comparison_report(

@@ -7,10 +7,12 @@ of the finished steps, so that a crash loses none of them.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,13 +39,44 @@ def begin(root: Path, scenario: Scenario, origin: str) -> Path:
             raise InputError(
                 file=str(folder), problem=str(error.strerror), remedy="name a writable folder with --out"
             ) from None
-        header = msgspec.structs.replace(header_of(scenario, origin), status="running")
         write_atomically(folder / "scenario.yaml", load.dump(scenario).encode())
-        write_atomically(folder / "run.json", _run_json(scenario, header, None, folder))
+        mark(folder, scenario, msgspec.structs.replace(header_of(scenario, origin), status="running"))
         return folder
     raise InputError(
         file=str(root), problem="there are a thousand runs of this second", remedy="name another folder with --out"
     )
+
+
+def mark(folder: Path, scenario: Scenario, header: Header) -> None:
+    """Says in `run.json` how far a run is."""
+    write_atomically(folder / "run.json", _run_json(scenario, header, None, folder))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds a run's folder: nobody else executes it meanwhile. Raises InputError where somebody does.
+
+    The lock is the kernel's, so that it ends with the process, however that ends; the file names the process.
+    """
+    path = folder / "lock"
+    if not (folder / "run.json").is_file():
+        raise InputError(file=str(folder), problem="not a run", remedy="name a folder that `lab execute` wrote")
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+                raise BlockingIOError  # it was somebody's, who has just let it go
+        except BlockingIOError:
+            file.seek(0)
+            problem = f"process {file.read().strip() or '?'} is running it"
+            raise InputError(file=str(folder), problem=problem, remedy="wait for it, or end it first") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _make(root: Path) -> None:
@@ -56,11 +89,12 @@ def _make(root: Path) -> None:
 
 def finish(folder: Path, scenario: Scenario, timeline: Timeline) -> dict[str, Any]:
     """Writes everything of a run into its folder, `run.json` last; the summary as written."""
+    from lab import reward_report
     from lab.metrics import summarise
     from lab.report import write_run_report
     from lab.trace import to_chrome
 
-    summary: dict[str, Any] = summarise(timeline) | {"run_dir": str(folder)}
+    summary: dict[str, Any] = summarise(timeline) | {"run_dir": str(folder)} | reward_report.summary(folder)
     write_parquet_atomically(timeline, folder / "spans.parquet")
     write_atomically(folder / "trace.json", to_chrome({timeline.header.origin: timeline}))
     write_run_report(timeline, summary, folder / "report.html")
@@ -84,24 +118,40 @@ def _run_json(scenario: Scenario, header: Header, summary: dict[str, Any] | None
 def read(folder: Path) -> Timeline:
     """The timeline of a run, also of one that was killed. Raises InputError where the folder is no run."""
     try:
-        if (folder / "spans.parquet").exists():
-            return read_parquet(folder / "spans.parquet")
-        header = msgspec.convert(json.loads((folder / "run.json").read_bytes())["header"], Header)
+        whole = folder / "spans.parquet"
+        header = _header(folder) if (folder / "run.json").exists() or not whole.exists() else None
+        if whole.exists() and (header is None or header.status != "running"):
+            return read_parquet(whole)
+        assert header is not None, "a folder without spans has run.json, or reading it has failed"
         if header.status == "done":
             raise ValueError("it is done, but its spans are missing")
         status = "interrupted" if header.status == "running" else header.status
-        return Timeline.of(msgspec.structs.replace(header, status=status), finished_spans(folder))
+        rows = [*finished_rows(folder).values()] or header.learning
+        return Timeline.of(msgspec.structs.replace(header, status=status, learning=rows), finished_spans(folder))
     except (OSError, ValueError, KeyError, msgspec.MsgspecError) as error:
         remedy = "name a folder that `lab simulate` or `lab execute` wrote"
         raise InputError(file=str(folder), problem=f"not a run: {error}", remedy=remedy) from None
 
 
-def finished_spans(folder: Path) -> Iterable[Span]:
-    """Spans of the steps that an unfinished run completed; a half-written last line is left out."""
-    path = folder / "spans.jsonl"
+def _header(folder: Path) -> Header:
+    return msgspec.convert(json.loads((folder / "run.json").read_bytes())["header"], Header)
+
+
+def finished_rows(folder: Path) -> dict[int, dict[str, Any]]:
+    """By step, what an unfinished run has learned in the steps that it completed."""
+    return {row["step"]: row for row in map(json.loads, whole_lines(folder / "learning.jsonl"))}
+
+
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """Whole lines of a file that a process may have died while appending to; none where there is no file."""
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
         if line.endswith(b"\n"):
-            yield msgspec.json.decode(line, type=Span)
+            yield line
+
+
+def finished_spans(folder: Path) -> Iterable[Span]:
+    """Spans of the steps that an unfinished run completed; a half-written last line is left out."""
+    return (msgspec.json.decode(line, type=Span) for line in whole_lines(folder / "spans.jsonl"))
 
 
 def read_scenario(folder: Path) -> Scenario:
@@ -123,11 +173,17 @@ def write_parquet_atomically(timeline: Timeline, path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file's content in one step: a reader or a crash sees the old one or the new one."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as part:
-        part.write(content)
-    os.chmod(part.name, 0o644)
-    os.replace(part.name, path)
+    """Replaces a file's content in one step: a reader or a crash sees the old one or the new one. Raises OSError."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}", delete=False) as part:
+        try:
+            part.write(content)
+            part.flush()
+            os.chmod(part.name, 0o644)
+            os.replace(part.name, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(part.name)
+            raise
 
 
 def comparison_folder(root: Path, name: str) -> Path:

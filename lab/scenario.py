@@ -7,12 +7,13 @@ import json
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from lab.algorithm import LEARNING, Algorithm
 from lab.cluster import Cluster, ClusterChoice, local_cluster
+from lab.data import Data
 from lab.drawing import tried
 from lab.errors import WrongValue
 from lab.evaluation import Evaluate
@@ -70,6 +71,12 @@ class Model(Record):
     weights: str = Field(
         default="random", description="random (from the seed), or a folder with safetensors", json_schema_extra=LEARNING
     )
+    tokenizer: str | None = Field(
+        default=None,
+        description="a folder with the tokenizer.json that reads files of `data`; null: that of the folder `weights`, or "
+        "the built-in characters",
+        json_schema_extra=LEARNING,
+    )
 
     @field_validator("arch", mode="before")
     @classmethod
@@ -126,12 +133,6 @@ class Models(Record):
     reward: TrainedModel | None = Field(default=None, description="not needed where the reward is a function")
 
 
-class Data(Record):
-    """Where prompts come from."""
-
-    task: Literal["echo"] = Field(default="echo", description="a built-in task", json_schema_extra=LEARNING)
-
-
 class Scenario(Record):
     """One experiment. Batch sizes say in their names whether they count prompts, samples or tokens."""
 
@@ -179,8 +180,10 @@ class Scenario(Record):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the canonical JSON of every key, defaults included; 16 hex digits."""
-        text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+        """SHA-256 over the canonical JSON of every key, defaults included; 16 hex digits. Of a file of data its content
+        counts, not where it lies."""
+        said = self.model_dump(mode="json", by_alias=True) | {"data": self.data.known()}
+        text = json.dumps(said, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def replace(self, changes: dict[str, Any]) -> Scenario:
@@ -287,10 +290,10 @@ class Scenario(Record):
         said = part.kv_dtype if isinstance(part, Generate) else None
         kept = said or (own if own not in BYTE_WIDE else self._wide(part.pool))
         dtype = None if isinstance(part, Train) else part.dtype
-        speed = part.speed if isinstance(part, Generate) else 1.0
+        speed, backend = (part.speed, part.backend) if isinstance(part, Generate) else (1.0, "vllm")
         return Worker.model_construct(
             name=name, role=role, work=work, pool=part.pool, devices=devices, threads=part.threads,
-            parallelism=part.parallelism, dtype=dtype or own, kv_dtype=kept, speed=speed,
+            parallelism=part.parallelism, dtype=dtype or own, kv_dtype=kept, speed=speed, backend=backend,
         )  # fmt: skip
 
     def _wide(self, pool: str) -> str:

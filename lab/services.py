@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import math
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from lab.policies import scoring as policy
 from lab.records import Record
 from lab.units import Seconds
 from lab.workload import possible
 
+REWARDS = {
+    "task": "the reward of the built-in task",
+    "length": "1 - |n - target| / max(n, target) of a response of n tokens; arguments: target (16)",
+    "contains": "1 where the response holds `text`, else 0; arguments: text",
+    "share": "share of the response's tokens that are characters of `text`; arguments: text",
+    "distinct": "different n-grams of the response over all of them; arguments: n (2)",
+    "ended": "1 where the response ends with the end-of-text token, else 0",
+}
+"""reward functions by name: what they give"""
+
 
 class RemoteService(Record):
-    """A service that others run, called once for every batch; what it costs is waiting."""
+    """A service that others run, called once for every batch; what it costs is waiting.
+
+    A simulation draws how it answers from latency, latency_p95 and failure_share; a real run asks it at its `url`, and
+    reports what it did. Timeout, retries and concurrency hold in both.
+    """
+
+    url: str | None = Field(
+        default=None,
+        description="http://host:port/path that a real run sends each batch to, as JSON; null: it can be simulated only",
+        json_schema_extra={"effect": "learning"},
+    )
 
     latency: Seconds = Field(gt=0, description="mean time from a call to its answer")
     latency_p95: Seconds | None = Field(
@@ -25,6 +46,20 @@ class RemoteService(Record):
     failure_share: float = Field(default=0.0, ge=0, lt=1, description="share of answers that are errors")
     retries: int = Field(default=2, ge=0, le=100, description="further attempts of a call that failed, each at once")
     concurrency: int = Field(default=1, ge=1, le=10**5, description="calls under way together, of each worker")
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            address = urlsplit(value)
+            good = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+        except ValueError:
+            good = False
+        if not good:
+            raise ValueError("this is no address of the form http://host:port/path")
+        return value
 
     @model_validator(mode="after")
     def _drawn(self) -> RemoteService:
@@ -44,9 +79,14 @@ class RemoteService(Record):
 
 
 class ScoreCache(Record):
-    """Scores that are kept by (version of the reward model, prompt, response); looking one up costs nothing here."""
+    """Scores that are kept by (version of the reward model, prompt, response); looking one up costs nothing here.
 
-    hit_share: float = Field(gt=0, le=1, description="share of samples whose score is known")
+    A simulation draws which samples are known; a real run finds out, and reports its hits.
+    """
+
+    hit_share: float = Field(
+        gt=0, le=1, description="share of samples whose score is known, as a simulation reckons with it"
+    )
     version_steps: int | None = Field(
         default=None,
         ge=1,

@@ -118,3 +118,11 @@ def _switch(scenario: Scenario, pool: str, number: int, leaving: str, coming: st
     return Node(
         stage="switch", key=f"switch:{pool}:{number}", role="", workers=leaves + comes, leaves=leaves, output="order"
     )
+
+
+def spills(scenario: Scenario, leaving: Sequence[Worker]) -> bool:
+    """Whether these workers, who give way, write the samples to disk that were just generated, for those who come: the
+    pool of the first engine does where everything of it ends."""
+    engines = scenario.team("actor", "generate")[:1]
+    first = bool(engines) and tuple(leaving[:1]) == engines
+    return first and scenario.sharing[leaving[0].pool].switch == "reload"

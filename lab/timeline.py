@@ -85,6 +85,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     status: str = "done"
     """done, failed or cancelled"""
     startup_s: float = 0.0
+    data: dict[str, Any] = {}
+    """source and file, its sha256, and how many broken lines of it were skipped; empty where a task supplies all"""
     pools: dict[str, tuple[str, ...]] = {}
     """devices of each pool"""
     lanes: dict[str, Lane] = {}
@@ -131,6 +133,7 @@ def header_of(scenario: Scenario, origin: str) -> Header:
         num_steps=scenario.num_steps,
         barrier=scenario.schedule.mode != "asynchronous",
         batches=num_batches(scenario.schedule, scenario.workload.samples_per_step),
+        data=scenario.data.about(),
         pools=scenario.devices,
         lanes={worker.name: Lane(pool=worker.pool, devices=worker.devices) for worker in scenario.workers.values()},
     )

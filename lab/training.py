@@ -22,9 +22,10 @@ class Update(Record):
         ge=1,
         description="samples of one forward and backward pass on one rank; with or instead of tokens",
     )
-    pack: Literal["padded", "packed"] = Field(
+    pack: Literal["padded", "packed", "shared"] = Field(
         default="padded",
-        description="padded: samples of a pass are filled up to its longest; packed: they are laid end to end",
+        description="padded: samples of a pass are filled up to its longest; packed: they are laid end to end; shared: "
+        "and the samples of a prompt share its tokens",
     )
     recompute: Literal["none", "full"] = Field(default="none", description="activation checkpointing of every layer")
 
@@ -40,4 +41,16 @@ class Optimizer(Record):
 
     lr: float = Field(default=1e-6, gt=0, json_schema_extra=LEARNING)
     critic_lr: float | None = Field(default=None, gt=0, description="null: as lr", json_schema_extra=LEARNING)
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant",
+        description="of the rate after the warm-up: constant, or falling to 0 at the end of the run",
+        json_schema_extra=LEARNING,
+    )
+    warmup_steps: int = Field(
+        default=0,
+        ge=0,
+        le=10**6,
+        description="steps over which the rate rises to its full size",
+        json_schema_extra=LEARNING,
+    )
     grad_clip: float = Field(default=1.0, gt=0, description="largest gradient norm", json_schema_extra=LEARNING)

@@ -35,6 +35,10 @@ FORMULAS: dict[str, tuple[str, ...]] = {
     "engine_start": ("each", "bytes"),
     "engine_sleep": ("each", "bytes"),
     "engine_wake": ("each", "bytes"),
+    "engine_stop": ("each", "bytes"),
+    "release": ("each", "bytes"),
+    "trainer_start": ("each", "bytes"),
+    "scorer_start": ("each", "bytes"),
 } | {f"{stage}_stage": ("each", "tokens") for stage in LOGGED_STAGES}  # fmt: skip
 
 PARALLEL = frozenset({"linear_flops", "activations", "attention_flops", "kv_bytes"})

@@ -21,6 +21,8 @@ HOST_LINK_EFFICIENCY = 0.8
 """pinned copies reach about 25 of 32 GB/s (bandwidthTest of the CUDA samples on PCIe 4.0 x16)"""
 ENGINE_START_S = {"gpu": 30.0, "cpu": 10.0}
 """an engine built around weights that are at hand: memory profiling, KV cache, CUDA graphs; order of vLLM's own log"""
+ENGINE_STOP_S = {"gpu": 0.0, "cpu": 1.0}
+"""an engine ended: on a CPU vLLM's own shutdown takes about a second; on GPUs not measured, and left out"""
 ENGINE_SWITCH_S = 0.5
 """an engine put to sleep or woken, beyond the copy: freeing and mapping memory; order of vLLM's own log"""
 
@@ -145,6 +147,15 @@ def _engine_start(layout: Layout, q: Mapping[str, float]) -> float:
     return ENGINE_START_S[layout.device.kind] + _load(layout, q)
 
 
+def _engine_stop(layout: Layout, q: Mapping[str, float]) -> float:
+    return ENGINE_STOP_S[layout.device.kind]
+
+
+def _release(layout: Layout, q: Mapping[str, float]) -> float:
+    """Memory is given back at once; what a process needs for that was not measured elsewhere than on a CPU."""
+    return 0.0
+
+
 def _engine_switch(layout: Layout, q: Mapping[str, float]) -> float:
     return ENGINE_SWITCH_S + _host_copy(layout, q)
 
@@ -171,5 +182,9 @@ MOVES: dict[str, Callable[[Layout, Mapping[str, float]], float]] = {
     "engine_sleep": _engine_switch,
     "engine_wake": _engine_switch,
     "engine_reload": _engine_reload,
+    "engine_stop": _engine_stop,
+    "release": _release,
+    "trainer_start": _checkpoint_read,
+    "scorer_start": _checkpoint_read,
 }
 """by op: its time on a worker; every op moves `bytes` in all"""

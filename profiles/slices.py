@@ -76,3 +76,11 @@ def _stays(scenario: Scenario, worker: Worker, held: Footprint) -> Mapping[str, 
 
 def _sum(worker: Worker, held: Footprint, consumers: tuple[str, ...]) -> float:
     return sum(held.resident.get(name, 0.0) for name in consumers) * len(worker.devices)
+
+
+def spilled_bytes(scenario: Scenario, step: int) -> float:
+    """Of a step's samples on disk: 8 for each token's id, 4 for the log-prob of each response token, 52 beside them."""
+    workload, seed = scenario.workload, scenario.seed
+    prompts, responses = workload.prompt_lengths(seed, step), workload.response_lengths(seed, step)
+    given = float(prompts.sum()) * workload.samples_per_prompt
+    return 8.0 * given + 12.0 * float(responses.sum()) + 52.0 * responses.size

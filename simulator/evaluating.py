@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lab.evaluation import lengths
+from lab.evaluation import lengths, shares
 from lab.measurement import pass_quantities
 from lab.placement import Worker
-from lab.policies.dispatch import DISPATCH, Engines, Prompts
 from lab.policies.microbatch import deal, pack
 from simulator.engine import Requests, grouped
 from simulator.lockstep import start_engine
@@ -25,16 +24,11 @@ def evaluate(world: World, step: int) -> list[Process]:
     if not world.scenario.algorithm.rolls_out:
         sizes = (prompt[:, None] + answers).ravel().tolist()
         together = world.scenario.algorithm.together
-        shares = deal(len(sizes), len(team), together)
-        return [_read(world, worker, step, [sizes[i] for i in mine]) for worker, mine in zip(team, shares, strict=True)]
-    known = Prompts(
-        predicted_tokens=prompt + answers.mean(), samples_per_prompt=answers.shape[1],
-        num_buckets=len({worker.speed for worker in team}),
-    )  # fmt: skip
-    dealt = DISPATCH[world.scenario.rollout.dispatch](known, Engines.idle([worker.speed for worker in team]))
+        parts = deal(len(sizes), len(team), together)
+        return [_read(world, worker, step, [sizes[i] for i in mine]) for worker, mine in zip(team, parts, strict=True)]
     return [
         _answer(world, worker, step, _requests(world, prompt[mine], answers[mine]))
-        for worker, mine in zip(team, dealt, strict=True)
+        for worker, mine in zip(team, shares(world.scenario, step), strict=True)
         if mine
     ]
 

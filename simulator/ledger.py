@@ -57,6 +57,13 @@ class Ledger:
         batch = self._rows[self.batches[step]]
         return np.asarray(batch[:, PROMPT] + batch[:, RESPONSE])
 
+    def prompts(self, step: int) -> tuple[Ints, Ints]:
+        """Of every sample of a step's batch: a number that those of its prompt have too, and that prompt's tokens."""
+        batch = self._rows[self.batches[step]]
+        of_step = issued(self._scenario)
+        numbers = batch[:, STEP] * of_step + batch[:, INDEX] // self._scenario.num_tried
+        return np.asarray(numbers), np.asarray(batch[:, PROMPT])
+
     def settle(self, numbers: npt.ArrayLike, fate: int) -> None:
         """These samples met their fate."""
         self._rows[np.asarray(numbers, np.int64), FATE] = fate

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lab.measurement import packed_quantities, pass_columns
-from lab.policies.microbatch import imbalance, pack_tight, parts
+from lab.policies.microbatch import imbalance, pack_shared, pack_tight, parts, shared_tokens
 from lab.scenario import Scenario
 from simulator.blocks import Ints
 
@@ -85,19 +85,52 @@ class Plan:
         return sum(len(part) for batch in self.passes for part in batch) > MOST_SHOWN
 
     def notes(self, rank: int) -> dict[str, float]:
-        """What the span of a rank says: `padding`, the share of its padded tokens that are none, and `imbalance`."""
+        """What the span of a rank says: `padding`, the share of its padded tokens that are none, and `imbalance`.
+
+        Where samples share prompts, fewer tokens are read than they have: `padding` is below 0.
+        """
         mine = [batch[rank] for batch in self.passes]
         padded = sum(made.padded for made in mine)
         padding = 1.0 - sum(int(made.tokens.sum()) for made in mine) / padded if padded else 0.0
         return {"padding": padding, "imbalance": self.imbalance}
 
 
-def plan(scenario: Scenario, role: str, lengths: npt.ArrayLike) -> Plan:
-    """The passes of a role's trainer over samples of these lengths, dealt to its ranks mini-batch by mini-batch."""
-    ranks, together, sizes = scenario.train(role).data_parallel, scenario.algorithm.together, np.asarray(lengths)
-    batches = [sizes[first:last].reshape(-1, together) for first, last in _minibatches(scenario, len(sizes))]
+def plan(
+    scenario: Scenario, role: str, lengths: npt.ArrayLike, prompts: tuple[npt.ArrayLike, npt.ArrayLike] | None = None
+) -> Plan:
+    """The passes of a role's trainer over samples of these lengths, dealt to its ranks mini-batch by mini-batch.
+
+    `prompts`: of each sample a number of its prompt, and that one's tokens; without them no two samples share one.
+    """
+    ranks, together = scenario.train(role).data_parallel, scenario.algorithm.together
+    samples = _columns(lengths, prompts)
+    batches = [samples[first:last].reshape(-1, together, 3) for first, last in _minibatches(scenario, len(samples))]
     passes = [[_passes(scenario, role, units[rank::ranks]) for rank in range(ranks)] for units in batches]
-    return Plan(passes=passes, num_samples=len(sizes) // ranks)
+    return Plan(passes=passes, num_samples=len(samples) // ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reads:
+    """What one rank reads of a step before its update."""
+
+    passes: Passes
+    num_samples: int
+
+
+def reads(
+    scenario: Scenario, role: str, rank: int, lengths: npt.ArrayLike, prompts: tuple[npt.ArrayLike, npt.ArrayLike]
+) -> Reads:
+    """The forward passes of a rank over its part of all samples of a step; arguments as for `plan`."""
+    samples = _columns(lengths, prompts).reshape(-1, scenario.algorithm.together, 3)
+    mine = samples[rank :: scenario.train(role).data_parallel]
+    return Reads(passes=_passes(scenario, role, mine), num_samples=mine.shape[0] * mine.shape[1])
+
+
+def _columns(lengths: npt.ArrayLike, prompts: tuple[npt.ArrayLike, npt.ArrayLike] | None) -> Ints:
+    """(samples, 3): tokens, number of the prompt, tokens of the prompt."""
+    sizes = np.asarray(lengths, np.int64)
+    numbers, tokens = prompts or (np.arange(len(sizes)), np.zeros(len(sizes), np.int64))
+    return np.stack([sizes, np.asarray(numbers, np.int64), np.asarray(tokens, np.int64)], axis=1)
 
 
 def _minibatches(scenario: Scenario, num_samples: int) -> list[tuple[int, int]]:
@@ -106,10 +139,12 @@ def _minibatches(scenario: Scenario, num_samples: int) -> list[tuple[int, int]]:
 
 
 def _passes(scenario: Scenario, role: str, units: Ints) -> Passes:
-    """Of one rank's units, (units, samples that stay together) tokens."""
+    """Of one rank's units, (units, samples that stay together, 3): tokens, number of the prompt, tokens of the prompt."""
     stage = scenario.train(role).zero_stage
-    if scenario.update.pack == "packed":
-        return _tight(scenario, role, units.ravel().tolist(), stage)
+    if scenario.update.pack != "padded":
+        lengths, prompts, prompt_tokens = units.reshape(-1, 3).T.tolist()
+        return _tight(scenario, role, lengths, prompts, prompt_tokens, stage)
+    units = units[:, :, 0]
     units = units[np.argsort(-units.max(axis=1, initial=0), kind="stable")]
     longest, together = units.max(axis=1, initial=0), units.shape[1]
     most = scenario.update.microbatch_samples
@@ -122,11 +157,20 @@ def _passes(scenario: Scenario, role: str, units: Ints) -> Passes:
     return Passes(tokens=tokens, quantities=quantities)
 
 
-def _tight(scenario: Scenario, role: str, lengths: Sequence[int], stage: int) -> Passes:
+def _tight(
+    scenario: Scenario, role: str, lengths: Sequence[int], prompts: Sequence[int], prompt_tokens: Sequence[int], stage: int
+) -> Passes:
     """Samples laid end to end."""
-    most, together = scenario.update.microbatch_samples, scenario.algorithm.together
-    groups = [[lengths[i] for i in group] for group in pack_tight(lengths, scenario.pass_tokens, most, together)]
-    rows = [packed_quantities(scenario.spec(role), role, group, stage) for group in groups]
+    shares = scenario.update.pack == "shared"
+    limits = (scenario.pass_tokens, scenario.update.microbatch_samples, scenario.algorithm.together)
+    groups = pack_shared(lengths, prompts, prompt_tokens, *limits) if shares else pack_tight(lengths, *limits)
+    rows = [
+        packed_quantities(
+            scenario.spec(role), role, [lengths[i] for i in group], stage,
+            shared_tokens(group, lengths, prompts, prompt_tokens) if shares else None,
+        )
+        for group in groups
+    ]  # fmt: skip
     names = rows[0] if rows else ()
-    tokens = np.array([sum(group) for group in groups], np.int64)
+    tokens = np.array([sum(lengths[i] for i in group) for group in groups], np.int64)
     return Passes(tokens=tokens, quantities={name: np.array([row[name] for row in rows]) for name in names})

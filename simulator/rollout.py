@@ -224,16 +224,18 @@ def _iteration(features: list[float]) -> Iteration:
 
 
 def settings(scenario: Scenario, worker: Worker) -> Settings:
-    """How a scenario starts an engine."""
-    rollout = scenario.rollout
+    """How a scenario starts an engine. The transformers library fills whole batches, and has no blocks to share."""
+    rollout, plain = scenario.rollout, worker.backend == "transformers"
     on_gpu = device(scenario.hardware.node_of(worker.devices[0]).device).kind == "gpu"
     ahead = on_gpu if rollout.async_scheduling is None else rollout.async_scheduling
+    contiguous = plain or rollout.kv_layout == "contiguous"
     return Settings(
         max_num_seqs=rollout.max_num_seqs, max_num_batched_tokens=rollout.max_num_batched_tokens,
-        num_blocks=kv_blocks(scenario, worker), block_tokens=rollout.block_tokens, prefix_caching=rollout.prefix_caching,
-        async_scheduling=ahead, reserve_full_isl=rollout.reserve_full_isl, batching=rollout.batching,
+        num_blocks=kv_blocks(scenario, worker), block_tokens=rollout.block_tokens,
+        prefix_caching=rollout.prefix_caching and not plain, async_scheduling=ahead and not plain,
+        reserve_full_isl=rollout.reserve_full_isl, batching="static" if plain else rollout.batching,
         reuse_uncached_first=rollout.reuse_uncached_first, watermark=rollout.watermark,
-        contiguous_tokens=scenario.workload.max_sequence_tokens if rollout.kv_layout == "contiguous" else 0,
+        contiguous_tokens=scenario.workload.max_sequence_tokens if contiguous else 0,
     )  # fmt: skip
 
 

@@ -8,8 +8,9 @@ from functools import partial
 from lab.judging import TRAINERS
 from lab.measurement import pass_quantities
 from lab.model import ModelSpec
-from lab.policies.microbatch import deal, pack
+from lab.policies.microbatch import pack
 from simulator.blocks import Ints
+from simulator.microbatches import reads
 from simulator.remote import makespan
 from simulator.scorers import cache, calls, counted, host, kind, known, overlap, sizes
 from simulator.world import Lane, Process, World
@@ -89,21 +90,20 @@ def judge(world: World, stage: str, step: int) -> list[Process]:
     """One process for each rank of a trainer: values by the critic, or log-probabilities by the actor (old_logprob)."""
     if world.dataflow.streams(stage, step):
         return [overlap(world, stage, step)]
-    role, lengths = TRAINERS[stage], world.ledger.lengths(step).tolist()
-    return [_judge(world, stage, role, step, lengths, rank) for rank in range(len(world.scenario.team(role, "train")))]
+    role = TRAINERS[stage]
+    return [_judge(world, stage, role, step, rank) for rank in range(len(world.scenario.team(role, "train")))]
 
 
-def _judge(world: World, stage: str, role: str, step: int, lengths: Sequence[int], rank: int) -> Process:
-    """Forward passes over the samples that one rank is dealt."""
-    team = world.scenario.team(role, "train")
-    mine = [lengths[i] for i in deal(len(lengths), len(team))[rank]]
-    lane = Lane(world, stage, step, team[rank])
-    if mine:
-        groups, start = pack(mine, world.scenario.pass_tokens), world.now
-        yield from _forward(world, lane, mine, groups, world.scenario.train(role).zero_stage)
-        yield from bubble(lane, world.now - start, len(groups))
-    yield from world.spend(team[rank], "score_host", host(len(mine), sum(mine)))
-    lane.end(tokens=sum(mine), samples=len(mine))
+def _judge(world: World, stage: str, role: str, step: int, rank: int) -> Process:
+    """Forward passes over the samples that one rank is dealt, packed as for its update."""
+    worker = world.scenario.team(role, "train")[rank]
+    mine = reads(world.scenario, role, rank, world.ledger.lengths(step), world.ledger.prompts(step))
+    lane, start, tokens = Lane(world, stage, step, worker), world.now, int(mine.passes.tokens.sum())
+    for made in mine.passes:
+        yield from lane.op("forward", "logprob", made.quantities, tokens=made.tokens)
+    yield from bubble(lane, world.now - start, len(mine.passes))
+    yield from world.spend(worker, "score_host", host(mine.num_samples, tokens))
+    lane.end(tokens=tokens, samples=mine.num_samples)
 
 
 def bubble(lane: Lane, busy_s: float, num_microbatches: int) -> Process:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lab.placement import Worker
+from lab.slices import spills
 from profiles.memory import worker_footprint
-from profiles.slices import asleep_bytes, loaded_bytes, trained_bytes
+from profiles.slices import asleep_bytes, loaded_bytes, spilled_bytes, trained_bytes
 from simulator.world import Lane, Process, World
 
 Move = tuple[str, str, Callable[[World, Worker], float]]
@@ -25,23 +26,24 @@ def _engine(world: World, worker: Worker) -> float:
     return asleep_bytes(world.scenario, worker, worker_footprint(world.scenario, worker))
 
 
-LEAVES: dict[tuple[str, str], Move] = {
-    ("sleep", "generate"): ("sleep", "engine_sleep", _engine),
-    ("offload", "generate"): ("sleep", "engine_sleep", _engine),
-    ("offload", "train"): ("offload", "host_copy", _trained),
-    ("reload", "train"): ("save", "checkpoint", _trained),
+LEAVES: dict[tuple[str, str], tuple[Move, ...]] = {
+    ("sleep", "generate"): (("sleep", "engine_sleep", _engine),),
+    ("offload", "generate"): (("sleep", "engine_sleep", _engine),),
+    ("offload", "train"): (("offload", "host_copy", _trained),),
+    ("reload", "generate"): (("stop", "engine_stop", _loaded),),
+    ("reload", "train"): (("save", "checkpoint", _trained), ("drop", "release", _loaded)),
+    ("reload", "score"): (("drop", "release", _loaded),),
 }
-"""by `sharing.POOL.switch` and work: how a worker gives way. Frozen weights have a copy where they came from, so that
-they are dropped at once; an engine that starts anew ends at once too"""
+"""by `sharing.POOL.switch` and work: how a worker gives way. Frozen weights have a copy where they came from"""
 
-COMES: dict[tuple[str, str], Move] = {
-    ("sleep", "generate"): ("wake", "engine_wake", _engine),
-    ("offload", "generate"): ("wake", "engine_wake", _engine),
-    ("offload", "train"): ("onload", "host_copy", _loaded),
-    ("offload", "score"): ("onload", "host_copy", _loaded),
-    ("reload", "generate"): ("start", "engine_start", _loaded),
-    ("reload", "train"): ("load", "checkpoint_read", _loaded),
-    ("reload", "score"): ("load", "checkpoint_read", _loaded),
+COMES: dict[tuple[str, str], tuple[Move, ...]] = {
+    ("sleep", "generate"): (("wake", "engine_wake", _engine),),
+    ("offload", "generate"): (("wake", "engine_wake", _engine),),
+    ("offload", "train"): (("onload", "host_copy", _loaded),),
+    ("offload", "score"): (("onload", "host_copy", _loaded),),
+    ("reload", "generate"): (("start", "engine_start", _loaded),),
+    ("reload", "train"): (("restore", "trainer_start", _loaded),),
+    ("reload", "score"): (("load", "scorer_start", _loaded),),
 }
 """how it is loaded when its turn comes"""
 
@@ -52,23 +54,44 @@ def switch(world: World, name: str, step: int) -> list[Process]:
 
 
 def _switch(world: World, name: str, step: int) -> Process:
+    """With `reload` the step's samples are on disk meanwhile: an engine writes them, one of those who come reads them."""
     node, workers = world.dataflow.nodes[name], world.scenario.workers
     leaving = [workers[each] for each in node.workers if each in node.leaves]
     coming = [workers[each] for each in node.workers if each not in node.leaves]
-    yield from _all(world, name, step, leaving, LEAVES)
-    yield from _all(world, name, step, coming, COMES)
+    kept = spilled_bytes(world.scenario, step) if spills(world.scenario, leaving) else 0.0
+    yield from _all(world, name, step, leaving, LEAVES, ("spill", "checkpoint", kept))
+    yield from _all(world, name, step, coming, COMES, ("fetch", "checkpoint_read", kept))
 
 
-def _all(world: World, name: str, step: int, workers: Sequence[Worker], moves: dict[tuple[str, str], Move]) -> Process:
-    parts = [world.env.process(_move(world, name, step, worker, moves)) for worker in workers]
+def _all(
+    world: World,
+    name: str,
+    step: int,
+    workers: Sequence[Worker],
+    moves: Mapping[tuple[str, str], tuple[Move, ...]],
+    first: tuple[str, str, float],
+) -> Process:
+    """`first`: what the first of them does before: an op, its cost and its bytes; nothing where these are 0."""
+    parts = [
+        world.env.process(_move(world, name, step, worker, moves, first if i == 0 else None))
+        for i, worker in enumerate(workers)
+    ]
     yield world.env.all_of(parts)
 
 
-def _move(world: World, name: str, step: int, worker: Worker, moves: dict[tuple[str, str], Move]) -> Process:
+def _move(
+    world: World,
+    name: str,
+    step: int,
+    worker: Worker,
+    moves: Mapping[tuple[str, str], tuple[Move, ...]],
+    first: tuple[str, str, float] | None,
+) -> Process:
     lane, how = Lane(world, name, step, worker), world.scenario.sharing[worker.pool].switch
-    found = moves.get((str(how), worker.work))
-    if found is not None:
-        op, cost_op, amount = found
+    if first is not None and first[2]:
+        op, cost_op, size = first
+        yield from lane.op(op, cost_op, {"calls": 1.0, "bytes": size}, bytes=size)
+    for op, cost_op, amount in moves.get((str(how), worker.work), ()):
         size = amount(world, worker)
         yield from lane.op(op, cost_op, {"calls": 1.0, "bytes": size}, bytes=size)
     lane.end()

@@ -52,7 +52,7 @@ def update(world: World, role: str, step: int, lengths: Ints) -> list[Process]:
     barrier, gradients = Barrier(world.env, len(team)), None
     if _holders(team) > 1 and networked(world, team[0], "grad_sync"):
         gradients = Gradients(world, team[0], len(team), _gradient_bytes(world, role))
-    made = plan(world.scenario, role, lengths)
+    made = plan(world.scenario, role, lengths, world.ledger.prompts(step))
     return [_rank(world, worker, rank, step, made, barrier, gradients) for rank, worker in enumerate(team)]
 
 

@@ -1,6 +1,7 @@
 """A case for every key of a scenario: what is changed, and what is set before so that it matters."""
 
 
+from tests import data_keys
 from tests import learning_keys as learning
 from tests.keys import BIG, DPO, JUDGED, LENGTHS, QUICK, SHIPPED, TINY, Case, Edits, like
 
@@ -305,6 +306,9 @@ CHANGES: dict[str, Case] = {
     "rollout/watermark": Case(QUICK, {"rollout/watermark": 0.3}, TIGHT),
     "rollout/batching": Case(QUICK, {"rollout/batching": "static"}, {"rollout/max_num_seqs": 8}),
     "rollout/kv_layout": Case(QUICK, {"rollout/kv_layout": "contiguous"}, {"rollout/kv_bytes": 1e6}),
+    "place/actor.generate/backend": Case(
+        QUICK, {"place/actor.generate/0/backend": "transformers"}, {"rollout/max_num_seqs": 8}
+    ),
     "rollout/dispatch": Case(QUICK, {"rollout/dispatch": "weighted"}, TWO_ENGINES),
     "rollout/over_issue": Case(QUICK, {"rollout/over_issue": 0.5}),
     "rollout/stealing": Case(QUICK, {"rollout/stealing": True}, TWO_ENGINES | {"rollout/max_num_seqs": 2}),
@@ -329,7 +333,7 @@ for _what in ("prompt", "response"):
         f"{_key}/values": Case(QUICK, {f"{_key}/values": [9, 40]}, {_key: {"dist": "empirical", "values": [9, 30]}}),
     }
 
-CHANGES |= learning.CHANGES
+CHANGES |= learning.CHANGES | data_keys.CHANGES
 KEPT: Edits = {"checkpoint/every_steps": 1, "checkpoint/keep": {"latest": 1}}
 MARKED: dict[str, Case] = (
     {
@@ -345,20 +349,32 @@ MARKED: dict[str, Case] = (
             TINY, {"cluster/sites/0/nodes/0/name": "m", "pools": {"all": "m[0]", "other": "m[1]"}}, TWO_MACHINES
         ),
         "algorithm/clip": Case(QUICK, {"algorithm/clip": 0.1}),
+        "algorithm/importance_cap": Case(QUICK, {"algorithm/importance_cap": 5.0}),
         "algorithm/beta": Case(DPO, {"algorithm/beta": 0.3}),
         "algorithm/gamma": Case(TINY, {"algorithm/gamma": 0.9}),
         "algorithm/lam": Case(TINY, {"algorithm/lam": 0.5}),
         "algorithm/value_clip": Case(TINY, {"algorithm/value_clip": 0.5}),
         "place/reward.score/function": Case(QUICK, {"place/reward.score/function": "mine:reward"}),
+        "place/reward.score/arguments": Case(
+            QUICK, {"place/reward.score/arguments": {"target": 30}}, {"place/reward.score/function": "length"}
+        ),
+        "place/reward.score/remote/url": Case(
+            BIG, {"place/reward.score/remote/url": "http://localhost:8000/score"}, JUDGE
+        ),
         "optimizer/lr": Case(QUICK, {"optimizer/lr": 0.1}),
+        "evaluate/temperature": Case(QUICK, {"evaluate/temperature": 0.7}, {"evaluate/every_steps": 1}),
         "optimizer/critic_lr": Case(TINY, {"optimizer/critic_lr": 0.1}),
         "optimizer/grad_clip": Case(QUICK, {"optimizer/grad_clip": 9.0}),
+        "optimizer/schedule": Case(QUICK, {"optimizer/schedule": "cosine"}),
+        "optimizer/warmup_steps": Case(QUICK, {"optimizer/warmup_steps": 2}),
     }
     | {
         f"models/{role}/lora/alpha": Case(BIG, {f"models/{role}/lora/alpha": 2.0}, {f"models/{role}/lora": {"rank": 8}})
         for role in ("actor", "critic")
     }
     | {"models/reward/lora/alpha": Case(JUDGED, {"models/reward/lora/alpha": 2.0}, {"models/reward/lora": {"rank": 8}})}
+    | learning.MARKED
+    | data_keys.MARKED
     | {
         f"models/{role}/weights": Case(BIG, {f"models/{role}/weights": "folder"})
         for role in ("actor", "critic", "reference", "reward")

@@ -58,6 +58,16 @@ CHANGES: dict[str, Case] = {
     "algorithm/kl": Case(KTO, {"algorithm/kl": "none"}),
     "models/reward/lora/rank": Case(JUDGED, {"models/reward/lora/rank": 64}, {"models/reward/lora": {"rank": 8}}),
 }  # fmt: skip
+_arms = [{"temperature": 0.7, "share": 0.5}, {"temperature": 1.3, "share": 0.5}]
+_chosen: Edits = {"sampling/mixture": _arms, "sampling/bandit": {}}
+MARKED: dict[str, Case] = {
+    f"sampling/bandit/{name}": Case(QUICK, {f"sampling/bandit/{name}": value}, _chosen)
+    for name, value in (("rule", "ucb"), ("floor", 0.3), ("discount", 0.5))
+} | {
+    f"sampling/entropy/{name}": Case(QUICK, {f"sampling/entropy/{name}": value}, {"sampling/entropy": {}})
+    for name, value in (("low", 1.0), ("high", 2.0), ("step", 0.2), ("most", 0.1))
+} | {"workload/end": Case(QUICK, {"workload/end": "eos"})}  # fmt: skip
+"""what changes no span: it moves temperatures, or says who ends responses in execution"""
 _lengths = {"dist": "fixed", "value": 30}
 _node = SHIPPED[JUDGED]["cluster"]["sites"][0]["nodes"][0]
 _kinds = [_node, _node | {"name": "new", "device": "h100-80g-sxm", "intra": "nvlink4"}]

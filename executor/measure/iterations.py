@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from executor.inference import Request
 from executor.measure.grids import Mixed
-from executor.rollout import Request, RolloutWorker
+from executor.rollout import RolloutWorker
 from executor.tokenizer import IDS
 from lab.measurement import Measurement
 from lab.timeline import Span
@@ -69,14 +70,19 @@ def mixed(worker: RolloutWorker, step: int, grid: Mixed) -> list[Point]:
     return found
 
 
+def _vllm(worker: RolloutWorker) -> Any:
+    """The backend, whose engine is driven here step by step."""
+    return worker.backend
+
+
 def _iterations(worker: RolloutWorker) -> Iterator[tuple[dict[str, float], float]]:
     """One call of the engine: quantities and seconds of what it did."""
-    if not worker.engine.has_unfinished_requests():
+    if not _vllm(worker).engine.has_unfinished_requests():
         return
     start = time.monotonic()
-    worker.engine.step()
+    _vllm(worker).engine.step()
     end = time.monotonic()
-    for found in worker._scheduler.take():
+    for found in _vllm(worker).scheduler.take():
         if found.tokens:
             yield worker._quantities(found), end - start
 
@@ -84,41 +90,20 @@ def _iterations(worker: RolloutWorker) -> Iterator[tuple[dict[str, float], float
 def _add(worker: RolloutWorker, name: str, prompts: Sequence[list[int]], num_tokens: int) -> None:
     for i, prompt in enumerate(prompts):
         request = Request(prompt_index=i, prompt=prompt, num_tokens=num_tokens, seed=i)
-        worker.engine.add_request(f"{name}{i}", {"prompt_token_ids": prompt}, worker._sampling(request))
+        parameters = _vllm(worker).parameters(request)
+        _vllm(worker).engine.add_request(f"{name}{i}", {"prompt_token_ids": prompt}, parameters)
 
 
 def _drain(worker: RolloutWorker, name: str = "", prompts: Sequence[list[int]] = ()) -> None:
     """Runs until nothing is left, after adding these prompts for one token each."""
     _add(worker, name, prompts, 1)
-    while worker.engine.has_unfinished_requests():
+    while _vllm(worker).engine.has_unfinished_requests():
         list(_iterations(worker))
 
 
 def _prompt(rng: Any, tokens: int) -> list[int]:
     found: list[int] = rng.integers(8, len(IDS), max(tokens, 0)).tolist()
     return found
-
-
-def restart(worker: RolloutWorker, arch: str) -> Point:
-    """Ends the engine and builds one anew around a network of this architecture; imports are done already."""
-    import tempfile
-    from pathlib import Path
-
-    from executor import engine
-    from executor.measure.plan import scenario
-    from executor.network import build_actor, save
-    from executor.origin import origin
-
-    worker.engine.engine_core.shutdown()
-    asked = scenario(arch)
-    size = asked.spec("actor").weight_bytes(asked.model("actor").dtype)
-    with tempfile.TemporaryDirectory(prefix="lab-actor-") as folder:
-        save(build_actor(*origin(asked, "actor")), folder)
-        start = time.monotonic()
-        worker.engine = engine.start_engine(asked, Path(folder))
-        seconds = time.monotonic() - start
-    worker._scheduler = engine.scheduler(worker.engine)
-    return f"engine_start {arch}", {"calls": 1.0, "bytes": size}, seconds
 
 
 def sleep(worker: RolloutWorker) -> tuple[list[Measurement], list[str]]:
@@ -129,7 +114,7 @@ def sleep(worker: RolloutWorker) -> tuple[list[Measurement], list[str]]:
         return [], [f"engine_sleep, engine_wake: vLLM cannot sleep on {current_platform.device_name}; not measured"]
     size = worker._spec.weight_bytes(worker.scenario.model("actor").dtype)
     found = []
-    for op, call in (("engine_sleep", worker.engine.sleep), ("engine_wake", worker.engine.wake_up)) * 2:
+    for op, call in (("engine_sleep", _vllm(worker).engine.sleep), ("engine_wake", _vllm(worker).engine.wake_up)) * 2:
         start = time.monotonic()
         call()
         quantities = {"calls": 1.0, "bytes": size}

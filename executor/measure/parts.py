@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import ray
 
-from executor.measure import collectives, iterations, optables, training
+from executor.measure import collectives, iterations, optables, training, turning
 from executor.measure.devices import states
 from executor.measure.grids import FITTED, MINIBATCH
 from executor.measure.journal import Found, Journal
@@ -139,14 +139,14 @@ def _profiled(sweep: Sweep) -> list[dict[str, Any]]:
 
 
 def _sizes(sweep: Sweep, other: str) -> tuple[list[Measurement], list[str]]:
-    """Optimizer steps and checkpoints of another architecture, and engines started anew around both."""
+    """Optimizer steps and checkpoints of another architecture, and workers of both that end and start anew."""
     batch, _ = sweep.batch((MINIBATCH, 12, 12))
     info = sweep.in_process(sweep.critic, training.at_size, batch, other, SIZE_REPEATS)
     spans = [span for span in info["spans"] if span.op == "optimizer"]
     found = sweep._of([{"spans": spans}]) + sweep._tagged(info["checkpoints"])
-    for arch in (other, sweep.arch) * 2:
-        name, quantities, seconds = sweep.in_process(sweep.engine, iterations.restart, arch, step=False)
-        found.append(Measurement(op="engine_start", quantities=quantities, seconds=seconds, point=name, source="sweep"))
+    for worker in (sweep.engine, sweep.actor, sweep.reference):
+        for arch in (other, sweep.arch):
+            found += sweep._of([{"spans": sweep.in_process(worker, turning.turn_about, arch, step=False)}])
     slept, notes = sweep.in_process(sweep.engine, iterations.sleep, step=False)
     return [msgspec.structs.replace(point, model="") for point in found] + slept, notes
 

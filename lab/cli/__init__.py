@@ -21,8 +21,8 @@ app = typer.Typer(
 )
 
 COMMANDS = (
-    "simulate", "execute", "compare", "run", "profile", "calibrate", "validate", "fit-memory", "report", "claims", "doctor",
-    "schema", "ui",
+    "simulate", "execute", "compare", "run", "profile", "calibrate", "validate", "fit-memory", "report", "recheck", "claims",
+    "doctor", "schema", "ui",
 )  # fmt: skip
 
 for _name in COMMANDS:

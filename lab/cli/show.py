@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 
-def emit(result: dict[str, Any], as_json: bool, table: Table, lines: list[str]) -> None:
-    """Prints a result for a program, or for a person."""
+def emit(result: dict[str, Any], as_json: bool, table: Table, lines: list[str], more: Sequence[Table] = ()) -> None:
+    """Prints a result for a program, or for a person; `more` tables stand below the first."""
     if as_json:
         print(json.dumps(result, ensure_ascii=False, allow_nan=False))
         return
     console = Console()
-    console.print(table)
+    for each in (table, *more):
+        console.print(each)
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
 
@@ -47,6 +48,17 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table = Table("stage", "busy per step", "share of the step", title=title, title_justify="left")
     for stage, row in summary["stages"].items():
         table.add_row(stage, seconds(row["busy_s_per_step"]), percent(row["share"]))
+    return table
+
+
+def reward_table(found: dict[str, Any]) -> Table:
+    """How often a reward model puts held-out pairs in the right order, by group."""
+    from lab.reward_report import lines
+
+    table = Table("held-out pairs by", "", "pairs", "in the right order", "standard error")
+    table.title, table.title_justify = f"reward model: {found['verdict']}", "left"
+    for name, group, pairs, accuracy, error in lines(found):
+        table.add_row(name, group, str(pairs), percent(accuracy), percent(error))
     return table
 
 
@@ -91,6 +103,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
             lines.append(
                 f"memory: pool {pool} does NOT fit, {row['peak_bytes'] / 1e9:.1f} GB of {row['capacity_bytes'] / 1e9:.1f} GB"
             )
+    if summary["data"] and summary["data"]["skipped"]:
+        lines.append(f"data: {summary['data']['skipped']} broken lines of {summary['data']['file']} were skipped")
     if summary["bottleneck"]:
         lines.append(f"bottleneck: {summary['bottleneck']['why']}")
     packing = summary["packing"]
@@ -102,15 +116,25 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(f"reward: {summary['reward']['first']:.3f} → {summary['reward']['last']:.3f}")
     if summary["logprob_gap_max"] is not None:
         lines.append(f"largest engine–trainer log-prob gap: {summary['logprob_gap_max']:.2e}")
+    if summary.get("reward_report"):
+        from lab.reward_report import sentence
+
+        lines.append(sentence(summary["reward_report"]))
     return [*lines, f"run folder: {summary['run_dir']}"]
 
 
 def fault_lines(summary: dict[str, Any]) -> list[str]:
     """What failed, and what that and the checkpoints cost."""
     lines = []
+    interrupted = [fault for fault in summary["faults"] if fault["kind"] == "interrupted"]
+    if interrupted:
+        again = sum(fault["steps"] for fault in interrupted)
+        often = "once" if len(interrupted) == 1 else f"{len(interrupted)} times"
+        lines.append(f"resumed {often}; {again} finished steps were done again")
     if summary["faults"]:
         tokens = summary["tokens"]["lost"]
-        lost = f"{len(summary['faults'])} faults: {seconds(summary['lost_s'])} and {tokens:,} response tokens lost"
+        number = "1 fault" if len(summary["faults"]) == 1 else f"{len(summary['faults'])} faults"
+        lost = f"{number}: {seconds(summary['lost_s'])} and {tokens:,} response tokens lost"
         lines.append(f"{lost}; {percent(summary['goodput'])} of the time made progress")
     if summary["young_daly_s"] is not None:
         held = f"checkpoints held the run up for {seconds(summary['checkpoint_s'])}"

@@ -76,10 +76,11 @@ def predict(scenario: Any, out: Path, profile: str | None) -> tuple[Any, dict[st
     from lab import runs
     from lab.cli.show import note
     from lab.compiled import cold
+    from lab.drawing import assumed
     from simulator.run import simulate as play
 
     profiles = profiles_for(scenario, profile)
-    for line in doubts(profiles):
+    for line in (*doubts(profiles), *assumed(scenario)):
         note(line)
     if cold():
         note("the first simulation on this machine compiles the engine, which takes about half a minute")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -75,6 +75,43 @@ def pack_tight(
         groups[k] += unit
         room[k] -= size
     return groups
+
+
+def pack_shared(
+    lengths: Sequence[int], prompts: Sequence[int], prompt_tokens: Sequence[int], max_tokens: int,
+    max_samples: int | None = None, together: int = 1,
+) -> list[list[int]]:  # fmt: skip
+    """Groups of samples laid end to end in their order, in which the samples of a prompt share its tokens.
+
+    `prompts` says which samples have the same one, `prompt_tokens` how long it is, of each sample. A group's tokens, a
+    prompt counted once, stay within `max_tokens`; exceptions as for `pack`.
+    """
+    groups: list[list[int]] = []
+    known, held = set[int](), 0
+    for first in range(0, len(lengths), together):
+        unit = list(range(first, min(first + together, len(lengths))))
+        size = shared_tokens(unit, lengths, prompts, prompt_tokens, known)
+        full = max_samples is not None and groups and len(groups[-1]) + len(unit) > max_samples
+        if not groups or full or held + size > max_tokens:
+            groups.append([])
+            known, held = set(), 0
+            size = shared_tokens(unit, lengths, prompts, prompt_tokens, known)
+        groups[-1] += unit
+        known.update(prompts[i] for i in unit)
+        held += size
+    return groups
+
+
+def shared_tokens(
+    group: Sequence[int], lengths: Sequence[int], prompts: Sequence[int], prompt_tokens: Sequence[int],
+    known: Collection[int] = (),
+) -> int:  # fmt: skip
+    """Tokens of some samples laid end to end, each prompt once, and none of those that are `known`."""
+    seen, total = set(known), 0
+    for i in group:
+        total += lengths[i] - (prompt_tokens[i] if prompts[i] in seen else 0)
+        seen.add(prompts[i])
+    return total
 
 
 def imbalance(loads: Sequence[float]) -> float:

@@ -1,4 +1,5 @@
-"""How the temperature moves, how a batch mixes temperatures, and which of several answers is taken."""
+"""How the temperature moves, how a batch mixes temperatures and learns which to prefer, and which of several answers is
+taken."""
 
 from __future__ import annotations
 
@@ -72,6 +73,76 @@ def mixture(shares: Sequence[float], num_samples: int) -> Ints:
     arms = np.repeat(np.arange(len(counts)), counts)
     place = np.concatenate([(np.arange(count) + 0.5) / count for count in counts if count] or [np.empty(0)])
     return np.asarray(arms[np.argsort(place, kind="stable")])
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyBand:
+    """Keeps the entropy of what is drawn (nats per token) within a band by making it warmer or cooler."""
+
+    low: float = 0.5
+    """below it the answers grow alike: warmer"""
+    high: float = math.inf
+    """above it they grow random: cooler"""
+    change: float = 0.05
+    """of the temperature, in one step"""
+    most: float = 0.5
+    """of the change, in all, in either direction"""
+
+
+def steered(rule: EntropyBand, offset: float, entropy: float) -> float:
+    """What is next added to every temperature: one change away from `offset` at most, and within `most`."""
+    step = rule.change if entropy < rule.low else -rule.change if entropy > rule.high else 0.0
+    return min(max(offset + step, -rule.most), rule.most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arms:
+    """What choosing each arm brought so far; older tries may count less than one. Rewards are scaled to 0 … 1."""
+
+    num_tried: Floats
+    total_reward: Floats
+
+    @classmethod
+    def untried(cls, num: int) -> Arms:
+        return cls(num_tried=np.zeros(num), total_reward=np.zeros(num))
+
+    def with_rewards(self, arms: npt.ArrayLike, rewards: npt.ArrayLike, discount: float = 1.0) -> Arms:
+        """After these arms brought these rewards, what came before counting `discount` times as much."""
+        index, size = np.asarray(arms, np.int64), len(self.num_tried)
+        gained = np.bincount(index, np.asarray(rewards, float), minlength=size)
+        return Arms(
+            num_tried=discount * self.num_tried + np.bincount(index, minlength=size),
+            total_reward=discount * self.total_reward + gained,
+        )
+
+
+def ucb(arms: Arms) -> int:
+    """UCB1 (Auer et al. 2002), with discounted tries that of Garivier & Moulines (2011): every arm once, then the
+    highest mean + sqrt(2 ln tries / own tries)."""
+    if not arms.num_tried.all():
+        return int(np.argmin(arms.num_tried))
+    spread = np.sqrt(2 * np.log(max(arms.num_tried.sum(), 1.0)) / arms.num_tried)
+    return int(np.argmax(arms.total_reward / arms.num_tried + spread))
+
+
+def thompson(arms: Arms, seed: int, num_draws: int) -> Floats:
+    """How often each arm has the highest of its draws from Beta(1 + rewards, 1 + tries - rewards), as a share.
+
+    Drawing once for every sample (Thompson 1933) gives a batch in these shares. The draws depend on seed and tries.
+    """
+    rng = np.random.default_rng([seed, round(float(arms.num_tried.sum()))])
+    won = np.clip(arms.total_reward, 0, arms.num_tried)
+    draws = rng.beta(1 + won, 1 + arms.num_tried - won, size=(num_draws, len(won)))
+    return np.asarray(np.bincount(draws.argmax(axis=1), minlength=len(won)) / num_draws)
+
+
+def shares(rule: str, arms: Arms, floor: float, seed: int, num_samples: int) -> Floats:
+    """Share of the samples of a step that each arm gets: all keep `floor`, the rest goes where the rule puts it.
+
+    `ucb` puts it on one arm, `thompson` on each as often as it wins. Shares add to 1.
+    """
+    chosen = np.eye(len(arms.num_tried))[ucb(arms)] if rule == "ucb" else thompson(arms, seed, num_samples)
+    return np.asarray(floor + (1 - floor * len(chosen)) * chosen)
 
 
 def best_of(rewards: npt.ArrayLike) -> Ints:

@@ -1,20 +1,18 @@
 """A real optimizer step against the same step written out in plain torch, sample by sample and without padding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 
 from executor.algorithms.losses import policy_loss
 from executor.experience import Samples
 from executor.network import build_actor, build_critic
 from executor.origin import origin
-from executor.trainer import Trainer
-from executor.workers import HOST, environment, free_port
 from lab.scenario import Scenario
+from tests.executor.ranks import Ranks
 
 Make = Callable[..., Scenario]
 RESPONSES = (17, 2, 9, 30, 1, 12, 5, 23)
@@ -32,17 +30,18 @@ def samples() -> Samples:
         "advantages": rows(0, 1), "returns": rows(0, 1), "values": rows(0, 0.3),
         "reference_logprobs": [row + 0.2 * noise for row, noise in zip(logprobs, rows(0, 1), strict=True)],
     }  # fmt: skip
-    prompts = [4 + i % 3 for i in range(len(RESPONSES))]
+    prompts = [4 + i // 4 for i in range(len(RESPONSES))]
+    asked = [rng.integers(4, 64, prompts[4 * i]) for i in range(2)]
     return Samples(
         step=0, policy_version=0, prompts=np.arange(len(RESPONSES)) // 4, num_prompt_tokens=np.asarray(prompts),
-        tokens=[rng.integers(4, 64, prompt + n) for prompt, n in zip(prompts, RESPONSES, strict=True)],
-        logprobs=logprobs, columns=columns,
+        tokens=[np.append(asked[i // 4], rng.integers(4, 64, n)) for i, n in enumerate(RESPONSES)],
+        logprobs=logprobs, columns=columns, temperatures=np.full(len(RESPONSES), TEMPERATURE, dtype=np.float32),
     )  # fmt: skip
 
 
-def scenario_of(scenario: Make, name: str) -> Scenario:
+def scenario_of(scenario: Make, name: str, pack: str) -> Scenario:
     changes: dict[str, Any] = {
-        "update": {"minibatch_samples": len(RESPONSES), "microbatch_tokens": 90},
+        "update": {"minibatch_samples": len(RESPONSES), "microbatch_tokens": 90, "pack": pack},
         "workload": {"prompts_per_step": 2, "samples_per_prompt": 4},
         "sampling": {"temperature": TEMPERATURE},
         "algorithm": {"ppo_epochs": 1, "kl_coef": 0.3},
@@ -50,22 +49,15 @@ def scenario_of(scenario: Make, name: str) -> Scenario:
     return scenario(name, **changes)
 
 
-def trained(chosen: Scenario, role: str) -> tuple[dict[str, np.ndarray], dict[str, float], list[np.ndarray] | None]:
+def trained(rank: int, world: int, chosen: Scenario, role: str) -> tuple[dict[str, np.ndarray], dict[str, float], Any]:
     """Gradients that the optimizer was given, what was reported, and the actor's log-probs before the step."""
-    (worker,), port = chosen.team(role, "train"), free_port()
-    variables = environment(threads=1) | {
-        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1",
-        "MASTER_ADDR": HOST, "MASTER_PORT": str(port),
-    }  # fmt: skip
-    options = {"num_cpus": 0.1, "runtime_env": {"env_vars": variables}}
-    actor = ray.remote(Trainer).options(**options).remote(worker, 0, 1, role, chosen, port)
-    try:
-        ray.get(actor.ready.remote())
-        before = ray.get(actor.logprobs.remote(samples())) if role == "actor" else None
-        info = ray.get(actor.update.remote(0, samples()))
-        return ray.get(actor.__ray_call__.remote(gradients)), info["learning"], before
-    finally:
-        ray.kill(actor)
+    from executor.trainer import Trainer
+
+    trainer = Trainer(chosen.team(role, "train")[rank], rank, world, role, chosen, 0)
+    trainer.ready()
+    before = trainer.logprobs(samples()) if role == "actor" else None
+    learned = trainer.update(0, samples())["learning"]
+    return gradients(trainer), learned, before
 
 
 def gradients(trainer: Any) -> dict[str, np.ndarray]:
@@ -116,17 +108,20 @@ def written_out(chosen: Scenario, role: str) -> tuple[dict[str, np.ndarray], flo
     return found, float(norm), float(loss.detach()), outputs
 
 
+@pytest.fixture(scope="module")
+def one() -> Iterator[Ranks]:
+    with Ranks(1) as found:
+        yield found
+
+
 @pytest.mark.real
-@pytest.mark.parametrize(("name", "role"), [
-    ("quickstart", "actor"),
-    ("ppo-tiny", "critic"),
-    pytest.param("ppo-tiny", "actor", marks=pytest.mark.full),
-])  # fmt: skip
+@pytest.mark.parametrize("pack", ["padded", "packed", "shared"])
+@pytest.mark.parametrize(("name", "role"), [("quickstart", "actor"), ("ppo-tiny", "critic"), ("ppo-tiny", "actor")])
 def test_a_step_in_micro_batches_has_the_gradient_of_the_loss_written_out(
-    local_ray: None, scenario: Make, name: str, role: str
+    one: Ranks, scenario: Make, pack: str, name: str, role: str
 ) -> None:
-    chosen = scenario_of(scenario, name)
-    found, learned, before = trained(chosen, role)
+    chosen = scenario_of(scenario, name, pack)
+    ((found, learned, before),) = one.run(trained, chosen, role)
     expected, norm, loss, outputs = written_out(chosen, role)
     assert found.keys() == expected.keys()
     for key, gradient in expected.items():

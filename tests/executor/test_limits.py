@@ -28,13 +28,18 @@ def cluster(**node: Any) -> dict[str, Any]:
 REFUSED: dict[str, dict[str, Any]] = {
     "models.actor.dtype": {"models": {"actor": {"arch": "tiny-llama", "dtype": "bfloat16"}}},
     "models.actor.arch": {"models": {"actor": {"arch": "qwen3-0.6b", "dtype": "float32"}}},
-    "models.reference.dtype": {"models": {"reference": {"like": "actor", "dtype": "int8"}}},
+    "models.reference.dtype": {"models": {"reference": {"like": "actor", "dtype": "bfloat16"}}},
     "models.actor.weights": {"models": {"actor": {"arch": "tiny-llama", "dtype": "float32", "weights": "/nowhere"}}},
     "place.actor.train.offload": {"place": {"actor.train": {"pool": "all", "offload": "optimizer"}}},
     "place.actor.train.tensor_parallel": {"place": {"actor.train": {"pool": "all", "tensor_parallel": 2}}},
-    "place.actor.generate[0].tensor_parallel": {"place": {"actor.generate": [{"pool": "all", "tensor_parallel": 2}]}},
+    "place.actor.generate[0].tensor_parallel": {
+        "place": {"actor.generate": [{"pool": "all", "tensor_parallel": 2, "backend": "transformers"}]}
+    },
+    "place.actor.generate[0].backend": {"place": {"actor.generate": [{"pool": "all", "backend": "trtllm"}]}},
+    "sampling.top_p": {"sampling": {"top_p": 0.9}},
+    "sampling.repetition_penalty": {"sampling": {"repetition_penalty": 1.2}},
+    "rollout.batching": {"rollout": {"batching": "static"}},
     "models.actor.arch ": {"models": {"actor": {"arch": "opt-125m", "dtype": "float32"}}},
-    "models.actor.lora": {"models": {"actor": {"arch": "tiny-llama", "dtype": "float32", "lora": {"rank": 4}}}},
     "place.actor.train.pipeline_parallel": {"place": {"actor.train": {"pool": "all", "pipeline_parallel": 2}}},
     "place.actor.train.context_parallel": {"place": {"actor.train": {"pool": "all", "context_parallel": 2}}},
     "place.actor.generate[0].pipeline_parallel": {
@@ -42,7 +47,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "place.actor.generate[0].dtype": {"place": {"actor.generate": [{"pool": "all", "dtype": "fp8"}]}},
     "place.actor.generate[0].kv_dtype": {"place": {"actor.generate": [{"pool": "all", "kv_dtype": "fp8"}]}},
-    "place.reference.score.dtype": {"place": {"reference.score": {"pool": "all", "dtype": "int8"}}},
+    "place.reference.score.dtype": {"place": {"reference.score": {"pool": "all", "dtype": "bfloat16"}}},
     "place.reward.score.function": {
         "place": {"reward.score": {"pool": "all", "kind": "function", "function": "operator:no_such_name"}}
     },
@@ -96,6 +101,15 @@ def test_workers_of_an_exclusive_pool_claim_their_own_devices(scenario: Make) ->
 def test_the_cuda_build_of_the_engine_is_refused_with_what_to_install(
     scenario: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executor.limits._installed", lambda name: name == "vllm")
+    monkeypatch.setattr("executor.limits.installed", lambda name: name == "vllm")
     with pytest.raises(InputError, match="ACCELERATOR=cpu"):
         refuse(scenario("quickstart"))
+
+
+def test_what_a_backend_has_is_accepted(scenario: Make) -> None:
+    """Another backend has other rules, and a trainer that reads log-probs anew takes any sampling."""
+    plain = [{"pool": "all", "backend": "transformers"}]
+    refuse(scenario("quickstart", place={"actor.generate": plain}, rollout={"batching": "static", "block_tokens": 16}))
+    if CORES >= 2:
+        refuse(scenario("quickstart", place={"actor.generate": [{"pool": "all", "tensor_parallel": 2}]}))
+    refuse(scenario("quickstart", sampling={"top_p": 0.9}, algorithm={"old_logprob": "recompute"}))

@@ -1,9 +1,10 @@
 """A real engine in a Ray actor, and a sender in this process that plays the trainer's part of the weight sync."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ import pytest
 import ray
 import torch
 
+from executor.beams import search
 from executor.experience import Samples, merge
-from executor.network import build_actor
+from executor.inference import Request
+from executor.network import build_actor, save
 from executor.origin import origin
 from executor.rollout import RolloutWorker
 from executor.transfer import WeightSender
+from executor.transformers_engine import TransformersBackend, distributions
 from executor.workers import HOST, environment, free_port
 from lab.scenario import Scenario
 from lab.timeline import Span
@@ -191,3 +195,84 @@ def test_a_probe_is_short_and_leaves_no_span(pair: Pair) -> None:
     assert pair.gap(samples) < CLOSE
     _, spans = pair.generate(11, (0,))
     assert {span.stage for span in spans} == {"rollout"}
+
+
+def ask(pair: Pair, requests: Sequence[Request], **how: bool) -> Samples:
+    """Requests of our own, whatever the scenario would ask for."""
+    return ray.get(pair.engine.__ray_call__.remote(lambda worker: worker._run(0, requests, {}, **how)))
+
+
+def test_draws_of_every_kind_stand_side_by_side_with_the_logprobs_they_were_drawn_from(pair: Pair) -> None:
+    kinds = [
+        {}, {"temperature": 0.5}, {"temperature": 1.4, "top_p": 0.7}, {"top_p": 0.4}, {"repetition_penalty": 1.6},
+        {"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 0.7},
+    ]  # fmt: skip
+    requests = [
+        Request(prompt_index=i, sample=0, prompt=[1, 5, 6, 7 + i, 7], num_tokens=12, seed=i, **kind)
+        for i, kind in enumerate(kinds)
+    ]
+    samples = ask(pair, requests)
+    assert samples.temperatures.tolist() == pytest.approx([request.temperature or 1.0 for request in requests])
+    for request, tokens, theirs in zip(requests, samples.tokens, samples.logprobs, strict=True):
+        ids = torch.tensor(tokens)
+        with torch.no_grad():
+            logits = pair.network(input_ids=ids[None]).logits[0, 4:-1]
+        responses = [tokens[5 : 5 + i].tolist() for i in range(12)]
+        ours = distributions(logits, [request] * 12, responses).gather(1, ids[5:, None])[:, 0].numpy()
+        assert np.abs(ours - theirs).max() < CLOSE
+        if request.temperature == 0:
+            assert logits.argmax(-1).tolist() == ids[5:].tolist()
+
+
+def test_responses_end_where_the_model_ends_them(pair: Pair) -> None:
+    stop = (5, 6, 7, 8, 9, 10)
+    asked = [Request(prompt_index=i, prompt=[1], num_tokens=20, seed=i, stop=stop) for i in range(16)]
+    responses = [tokens[1:].tolist() for tokens in ask(pair, asked).tokens]
+    assert min(map(len, responses)) < 20
+    for tokens in responses:
+        assert not set(tokens[:-1]) & set(stop)
+        assert tokens[-1] in stop or len(tokens) == 20
+
+
+def test_both_backends_find_the_same_beams(pair: Pair, tmp_path: Path) -> None:
+    requests = [
+        Request(prompt_index=prompt, sample=i, prompt=[1, 5 + prompt, 6, 7], num_tokens=6 + prompt, seed=0)
+        for prompt in range(2)
+        for i in range(4)
+    ]
+    save(pair.network, tmp_path)
+    other = TransformersBackend(pair.scenario, pair.scenario.team("actor", "generate")[0], tmp_path)
+    expected = {one.index: one for progress in search(other, requests) for one in progress.ended}
+    found = ask(pair, requests, searches=True)
+    assert len(found) == 2 * 4
+    for i, (tokens, logprobs) in enumerate(zip(found.tokens, found.logprobs, strict=True)):
+        assert tokens[4:].tolist() == expected[i].tokens
+        assert np.abs(logprobs - expected[i].logprobs).max() < CLOSE
+    assert (found.seeds == -1).all()
+
+
+class Collector:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, list[int], Samples]] = []
+
+    def submit(self, step: int, indices: list[int], samples: Samples) -> None:
+        self.told.append((step, indices, samples))
+
+    def all(self) -> list[tuple[int, list[int], Samples]]:
+        return self.told
+
+
+def test_samples_are_handed_on_as_they_end(pair: Pair) -> None:
+    sink: Any = ray.remote(num_cpus=0)(Collector).remote()
+    whole, _ = ray.get(pair.engine.generate.remote(12, pair.version, (3, 5), sinks=[sink]))
+    told = ray.get(sink.all.remote())
+    assert len(told) > 1
+    assert {step for step, _, _ in told} == {12}
+    places = [index for _, indices, _ in told for index in indices]
+    assert sorted(places) == [*range(12, 16), *range(20, 24)]
+    mine = {index: part.tokens[i] for _, indices, part in told for i, index in enumerate(indices)}
+    for prompt, sample, tokens in zip(whole.prompts, whole.indices, whole.tokens, strict=True):
+        assert np.array_equal(mine[int(prompt) * 4 + int(sample)], tokens)
+    ray.kill(sink)

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from executor import checkpoint
 from executor.run import execute
 from lab import runs
 from lab.dataflow import conforms
@@ -52,14 +53,15 @@ def assert_complete(scenario: Scenario, timeline: Timeline, folder: Path) -> Non
 def assert_ops_inside_their_stage(timeline: Timeline) -> None:
     stages = {span.span_id: span for span in timeline.spans if not span.op}
     for span in timeline.spans:
-        if span.op:
+        if span.op and span.resource == span.worker:
             outer = stages[span.span_id.split("#")[0]]
             assert outer.start_s <= span.start_s <= span.end_s <= outer.end_s
             assert (outer.worker, outer.step) == (span.worker, span.step)
 
 
 def test_a_synchronous_run(local_ray: None, scenario: Make, tmp_path: Path) -> None:
-    chosen, seen = scenario("quickstart", num_steps=3, checkpoint={"every_steps": 2}), list[tuple[str, int]]()
+    saving = {"every_steps": 1, "blocking": False, "keep": {"latest": 1, "best": 1}}
+    chosen, seen = scenario("quickstart", num_steps=3, checkpoint=saving), list[tuple[str, int]]()
     timeline = execute(chosen, tmp_path, lambda stage, finished: seen.append((stage, finished)))
     assert_complete(chosen, timeline, tmp_path)
     assert_ops_inside_their_stage(timeline)
@@ -73,7 +75,22 @@ def test_a_synchronous_run(local_ray: None, scenario: Make, tmp_path: Path) -> N
     assert all(0 <= row["reward"] <= 1 for row in timeline.header.learning)
     assert seen[0] == ("setup", 0)
     assert seen[-1][1] == 3
-    assert (tmp_path / "checkpoints").is_dir()
+    assert_saved_beside(timeline, tmp_path)
+
+
+def assert_saved_beside(timeline: Timeline, folder: Path) -> None:
+    """A checkpoint after each of three steps, written beside the run; the last and the best one are left."""
+    writes = [span for span in timeline.spans if (span.stage, span.op) == ("checkpoint", "write")]
+    assert [(span.step, span.resource) for span in writes] == [(step, "actor.train[0].write") for step in range(3)]
+    rewards = [row["reward"] for row in timeline.header.learning]
+    kept = sorted({2, rewards.index(max(rewards))})
+    assert checkpoint.steps(folder / "checkpoints") == kept == timeline.header.storage["steps"]
+    ranks = [checkpoint.Rank(role="actor", rank=0, world=1)]
+    sizes = [checkpoint.verify(checkpoint.folder_of(folder / "checkpoints", step), ranks)["files"] for step in kept]
+    held = sum(entry["bytes"] for files in sizes for entry in files.values())
+    assert timeline.header.storage["bytes"] == held < timeline.header.storage["written_bytes"]
+    observed = [decision["observed"] for decision in timeline.header.storage["decisions"]]
+    assert [row["score"] for row in observed[-1]] == [rewards[row["step"]] for row in observed[-1]]
 
 
 def test_a_run_one_step_off_with_two_engines_and_a_critic(local_ray: None, scenario: Make, tmp_path: Path) -> None:

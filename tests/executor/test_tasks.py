@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.tasks import ECHO_CHARACTERS, TASKS, reward_function
+from executor.tasks import ECHO_CHARACTERS, TASKS
 from executor.tokenizer import IDS, encode
 
 ECHO = TASKS["echo"]
@@ -56,17 +56,6 @@ def test_named_characters_are_equally_likely() -> None:
     drawn = [ECHO.prompt(3, step, prompt, 12)[-1] for step in range(100) for prompt in range(40)]
     shares = np.asarray([drawn.count(token) for token in NAMED]) / len(drawn)
     assert np.abs(shares - 1 / len(NAMED)).max() < 0.03
-
-
-def test_a_reward_may_be_any_function() -> None:
-    assert reward_function("task", "echo") is ECHO.reward
-    assert reward_function("operator:concat", "echo")([1], [2]) == [1, 2]
-
-
-@pytest.mark.parametrize("name", ["no_such_module_here:f", "operator:no_such_name", "string:digits"])
-def test_a_reward_that_is_no_function_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=name.split(":")[0]):
-        reward_function(name, "echo")
 
 
 def test_the_reward_worker_is_light() -> None:

@@ -1,23 +1,27 @@
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 
+from executor import lora, transfer
 from executor.network import build_actor
 from executor.transfer import WeightGroup, WeightSender
 from executor.workers import HOST, free_port
 from lab.library import model
+from lab.lora import Lora
 
 Items = list[tuple[str, torch.Tensor]]
 
 
-def sent(items: Items, num_engines: int, times: int = 1) -> tuple[list[float], list[list[Items]]]:
+def sent(items: Items, num_engines: int, times: int = 1, *base: Any) -> tuple[list[float], list[list[Items]]]:
     """Bytes of each send, and what every receiver got each time; all ends are threads of this process."""
     port = free_port()
 
     def sender() -> list[float]:
-        end = WeightSender(HOST, port, 1 + num_engines)
+        end = WeightSender(HOST, port, 1 + num_engines, *base)
         return [end.send(items) for _ in range(times)]
 
     def receiver(rank: int) -> list[Items]:
@@ -61,3 +65,40 @@ def test_kinds_of_tensors(make: Callable[[], torch.Tensor]) -> None:
     (size,), ((received,),) = sent([("one", tensor)], 1)
     assert size == tensor.nbytes
     assert_same([("one", tensor.detach())], received)
+
+
+def test_tensors_that_do_not_fit_one_broadcast_go_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "BUCKET_BYTES", 100)
+    items = [(str(size), torch.arange(size, dtype=torch.float32)) for size in (3, 20, 100, 1, 2)]
+    _, ((received,),) = sent(items, 1)
+    assert_same(items, received)
+
+
+def test_only_adapters_travel_and_the_engine_merges_them() -> None:
+    """Merged by the engine, the network says what it says with adapters beside its matrices."""
+    adapted, ids = build_actor(model("tiny-llama"), 3), torch.arange(4, 24)[None]
+    lora.add_adapters(adapted, Lora(rank=4, alpha=6.0), seed=1)
+    trained = {name: parameter for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    with torch.no_grad():
+        for number, parameter in enumerate(trained.values()):
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) / 9)
+    base, plain = dict(build_actor(model("tiny-llama"), 3).named_parameters()), build_actor(model("tiny-llama"), 3)
+    matrices = {name: base[name] for name in lora.matrices(trained)}
+    sizes, received = sent(list(trained.items()), 2, 1, matrices, 6.0 / 4)
+    assert sizes == [4.0 * Lora(rank=4, alpha=6.0).parameters(model("tiny-llama"))]
+    for ((items,),) in zip(received, strict=True):
+        assert {name for name, _ in items} == set(matrices)
+        plain.load_state_dict(dict(items), strict=False)
+        torch.testing.assert_close(plain(input_ids=ids).logits, adapted(input_ids=ids).logits, atol=1e-4, rtol=0)
+        assert (
+            build_actor(model("tiny-llama"), 3)(input_ids=ids).logits - adapted(input_ids=ids).logits
+        ).abs().max() > 0.1
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(RuntimeError, match=f"{HOST}:{port}: another program has taken the port"):
+            WeightSender(HOST, port, 2)

@@ -166,3 +166,12 @@ def test_what_is_kept_beside_weights_of_eight_bits_suits_the_device(dtype: str) 
     assert changed(BIG, models=models).team("actor", "generate")[0].kv_dtype == "bfloat16"
     for name in OLD:
         assert changed(BIG, models=models, cluster=on(name)).team("actor", "generate")[0].kv_dtype == "float16"
+
+
+def test_kto_needs_responses_of_other_prompts_in_a_mini_batch() -> None:
+    data = load("scenarios/kto-7b.yaml").model_dump(mode="json", by_alias=True)
+    each = data["update"]["minibatch_samples"]
+    alone = {"workload": data["workload"] | {"samples_per_prompt": each, "prompts_per_step": 2}}
+    wrong = refused(data, **alone)
+    assert wrong.key == "update.minibatch_samples" and f"{2 * each}" in str(wrong.remedy)
+    assert changed(data, **alone, algorithm={"name": "kto", "kl": "none"}).algorithm.extra_forwards == 0

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from lab.drawing import response_lengths, temperatures
+from lab.drawing import assumed, response_lengths, temperatures
 from lab.load import load
 from lab.scenario import Scenario
 
@@ -99,3 +99,38 @@ def test_all_beams_run_to_the_longest(beams: int, step: int) -> None:
 def test_what_contradicts_itself_is_refused(sampling: dict[str, Any], changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         BASE.replace({"sampling": sampling} | changes)
+
+
+ARMS = [{"temperature": 0.7, "share": 0.5}, {"temperature": 1.3, "share": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "said"),
+    [
+        ({"bandit": {}}, "mixture"),
+        ({"bandit": {}, "mixture": [{"temperature": 0.7, "share": 1.0}]}, "mixture"),
+        ({"bandit": {"floor": 0.6}, "mixture": ARMS}, "floor"),
+        ({"entropy": {"low": 2.0, "high": 1.0}}, "high"),
+        ({"beams": 8, "mixture": ARMS}, "beams"),
+        ({"beams": 8, "entropy": {}}, "beams"),
+        ({"entropy": {}, "lengths": {"temperature": 1.0}}, "lengths"),
+        ({"bandit": {}, "mixture": ARMS, "lengths": {"measured": [{"temperature": 1.0, "factor": 2.0}]}}, "lengths"),
+    ],
+)
+def test_what_cannot_be_decided_is_refused(sampling: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        scenario(sampling)
+
+
+def test_a_length_model_without_temperature_goes_with_what_moves_it() -> None:
+    chosen = scenario({"entropy": {}, "bandit": {}, "mixture": ARMS, "lengths": {"top_p": 1.0}, "top_p": 0.9})
+    assert chosen.sampling.decides
+    assert not chosen.sampling.plain
+
+
+def test_what_a_simulation_takes_for_granted_is_said() -> None:
+    assert list(assumed(BASE)) == []
+    place = BASE.model_dump(mode="json", by_alias=True)["place"]
+    plain = {"actor.generate": [{"pool": "all", "backend": "transformers"}]}
+    told = list(assumed(scenario({}, end="eos").replace({"place": place | plain})))
+    assert [line.split(":")[0] for line in told] == ["workload.end", "backend"]

@@ -71,6 +71,36 @@ def test_a_reward_that_says_two_things_is_refused(reward: dict[str, Any]) -> Non
         edited(place=placed("reward", **reward))
 
 
+@pytest.mark.parametrize(
+    "reward",
+    [
+        {"kind": "function", "function": "no_such_name"},
+        {"kind": "function"},
+        {"arguments": {"target": 3}},
+        {"kind": "remote", "remote": {"latency": 1.0, "url": "judge:80/score"}},
+        {"kind": "remote", "remote": {"latency": 1.0, "url": "http://judge:eighty/score"}},
+    ],
+)
+def test_a_reward_that_cannot_be_found_is_refused(reward: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        edited(place=placed("reward", **reward))
+
+
+def test_functions_of_the_library_and_services_are_named() -> None:
+    named = edited(place=placed("reward", kind="function", function="length", arguments={"target": 9}))
+    assert named.place.reward_score is not None and named.place.reward_score.arguments == {"target": 9}
+    remote = {"latency": 1.0, "url": "https://judge.local:8443/score?model=a"}
+    assert edited(place=placed("reward", kind="remote", remote=remote)).place.reward_function
+
+
+def test_trainers_on_cores_take_whole_steps() -> None:
+    tiny = load("scenarios/ppo-tiny.yaml").model_dump(mode="json", by_alias=True)["schedule"] | {"scoring": "sample"}
+    cores, gpus = load("scenarios/ppo-tiny.yaml").replace({"schedule": tiny}), edited(schedule={"scoring": "sample"})
+    stages = ("reward", "reference", "value")
+    assert [one_by_one(cores, stage) for stage in stages] == [True, True, False]
+    assert [one_by_one(gpus, stage) for stage in stages] == [True, True, True]
+
+
 def test_engines_and_scorers_in_turns_cannot_overlap() -> None:
     sharing = {"reference": {"how": "time_sliced", "switch": "sleep"}}
     place = placed("reference") | {"actor.generate": [{"pool": "reference"}]}

@@ -1,6 +1,8 @@
 """Run folders: complete, or saying how far they came."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import msgspec
@@ -80,3 +82,32 @@ def test_a_finished_run_without_its_spans_is_no_run(tmp_path: Path) -> None:
     (folder / "spans.parquet").unlink()
     with pytest.raises(InputError, match="missing"):
         runs.read(folder)
+
+
+def test_a_run_that_is_executed_is_nobody_elses(tmp_path: Path) -> None:
+    folder = runs.begin(tmp_path, SCENARIO, "measured")
+    with runs.locked(folder):
+        with pytest.raises(InputError, match=f"process {os.getpid()} is running it"), runs.locked(folder):
+            pass
+        assert (folder / "lock").exists()
+    assert not (folder / "lock").exists()
+    with runs.locked(folder):
+        pass
+
+
+def test_a_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
+    folder = runs.begin(tmp_path, SCENARIO, "measured")
+    child = os.fork()
+    if child == 0:
+        with runs.locked(folder):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert (folder / "lock").exists(), "what it left behind holds nobody up"
+    with runs.locked(folder):
+        assert (folder / "lock").read_text() == str(os.getpid())
+
+
+def test_a_write_that_fails_leaves_nothing_else(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        runs.write_atomically(tmp_path / "run.json", "text")  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []

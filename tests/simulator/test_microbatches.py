@@ -87,3 +87,18 @@ def test_a_limit_of_samples_can_stand_alone() -> None:
     assert num_passes(made) == 64
     with pytest.raises(ValueError, match="microbatch_tokens"):
         scenario(microbatch_tokens=None)
+
+
+@pytest.mark.parametrize(("limit", "tokens"), [(2000, 8 * (400 + 2 * 600) * 2), (2900, 8 * (400 + 4 * 600))])
+def test_samples_of_a_prompt_share_its_tokens_within_a_pass(limit: int, tokens: int) -> None:
+    """Eight prompts of 400 tokens with four responses of 600 each: two of them fit a pass of 2000, four one of 2900."""
+    data = BASE.model_dump(mode="json", by_alias=True)
+    fixed = {"prompt_tokens": {"dist": "fixed", "value": 400}, "response_tokens": {"dist": "fixed", "value": 600}}
+    chosen = BASE.replace({
+        "update": {"minibatch_samples": 32, "microbatch_tokens": limit, "pack": "shared"},
+        "workload": data["workload"] | fixed | {"prompts_per_step": 32},
+        "place": {"actor.train": {"pool": "train", "data_parallel": 1}}, "pools": {"train": "gpu[0:1]"},
+    })  # fmt: skip
+    made = plan(chosen, "actor", [1000] * 32, ([i // 4 for i in range(32)], [400] * 32))
+    assert padded(made) == tokens
+    assert sum(one.tokens for batch in made.passes for rank in batch for one in rank) == 32_000

@@ -26,7 +26,8 @@ KEYS = {
     "schema_version", "scenario", "digest", "origin", "seed", "status", "num_steps", "steps_done", "run_dir", "startup_s",
     "makespan_s", "first_step_s", "step_s", "stages", "pools", "tokens", "samples", "samples_per_s", "response_tokens_per_s",
     "goodput", "lost_s", "checkpoint_s", "mtbf_s", "young_daly_s", "faults", "storage",
-    "lag", "packing", "preemptions", "overhead_share", "device_hours", "cost", "bottleneck", "memory", "profiles", "reward",
+    "lag", "packing", "preemptions", "overhead_share", "device_hours", "cost", "bottleneck", "memory", "profiles", "data",
+    "reward",
     "logprob_gap_max", "wall_s",
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.policies.dispatch import round_robin
-from lab.policies.microbatch import deal, imbalance, minibatches, pack, pack_tight
+from lab.policies.microbatch import deal, imbalance, minibatches, pack, pack_shared, pack_tight, shared_tokens
 
 
 def padded_tokens(lengths: list[int], group: list[int]) -> int:
@@ -73,3 +73,23 @@ def test_imbalance_is_what_the_fullest_has_above_the_mean(loads: list[float]) ->
     found = imbalance(loads)
     assert found + 1e-9 >= 0 and found <= len(loads) - 1 + 1e-9
     assert imbalance([3.0, 1.0]) == 0.5 and imbalance([2.0] * 5) == 0.0 and imbalance([]) == 0.0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 20)), min_size=1, max_size=30),
+    st.integers(1, 60),
+    st.integers(1, 6),
+)
+def test_sharing_keeps_the_order_and_counts_each_prompt_once(
+    samples: list[tuple[int, int]], max_tokens: int, max_samples: int
+) -> None:
+    """The prompt of number p has 3 p tokens."""
+    prompts = sorted(prompt for prompt, _ in samples)
+    tokens, lengths = [3 * p for p in prompts], [3 * p + n for p, (_, n) in zip(prompts, samples, strict=True)]
+    groups = pack_shared(lengths, prompts, tokens, max_tokens, max_samples)
+    assert [i for group in groups for i in group] == list(range(len(samples)))
+    for group in groups:
+        held = sum(lengths[i] - tokens[i] for i in group) + sum(3 * p for p in {prompts[i] for i in group})
+        assert held == shared_tokens(group, lengths, prompts, tokens)
+        assert len(group) <= max_samples
+        assert held <= max_tokens or len(group) == 1

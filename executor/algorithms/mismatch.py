@@ -1,0 +1,32 @@
+"""Prompts with responses of other prompts, from which KTO estimates how far the policy is from the reference.
+
+Arrays only: no torch, so the reference's worker and the trainer build the same ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.experience import Samples
+from lab.policies.microbatch import minibatches
+
+
+def partners(prompts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of each sample of a mini-batch, [n], whose response it is read with: a few places on, so that it is another
+    prompt's where all prompts have equally many samples, side by side."""
+    shift = int(np.unique(prompts, return_counts=True)[1].max(initial=0))
+    return (np.arange(len(prompts)) + shift) % max(len(prompts), 1)
+
+
+def mismatched(samples: Samples, minibatch_samples: int) -> Samples:
+    """Every prompt with a response of another prompt of its mini-batch (Ethayarajh et al. 2024, section 4.1)."""
+    tokens = [row[:0] for row in samples.tokens]
+    for chosen in minibatches(len(samples), minibatch_samples):
+        for i, partner in zip(chosen, partners(samples.prompts[chosen]), strict=True):
+            start, other = samples.num_prompt_tokens[i], chosen[partner]
+            response = samples.tokens[other][samples.num_prompt_tokens[other] :]
+            tokens[i] = np.concatenate([samples.tokens[i][:start], response])
+    return replace(samples, tokens=tokens, logprobs=[row[:0] for row in samples.logprobs], columns={})

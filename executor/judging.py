@@ -1,0 +1,69 @@
+"""The scorers of a run as its driver calls them: all of a step at once, or one by one beside the engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lab.dataflow import Dataflow
+
+Info = dict[str, Any]
+
+
+class Judges:
+    """Scoring stages on their workers. Which of them score samples as they come is the dataflow's to say."""
+
+    def __init__(self, dataflow: Dataflow, scorers: Mapping[str, Sequence[Any]], *, head: bool) -> None:
+        """`scorers`: actors by stage. `head`: the reward is a head on the reference's trunk."""
+        self._dataflow, self._scorers, self._head = dataflow, scorers, head
+        self._ended: dict[tuple[str, int], asyncio.Event] = {}
+
+    @property
+    def sinks(self) -> list[Any]:
+        """Actors that engines hand every sample to as soon as it has ended."""
+        if "rollout" not in self._dataflow.nodes:
+            return []
+        return [actor for stage in self._dataflow.hands_on("rollout") for actor in self._scorers.get(stage, ())]
+
+    def ended(self, stage: str, step: int) -> None:
+        """A stage of a step has ended on all of its workers."""
+        if self._dataflow.hands_on(stage):
+            self._event(stage, step).set()
+
+    async def sources_ended(self, stage: str, step: int) -> None:
+        """What hands its samples on to this stage one by one has handed on all of a step."""
+        for source in self._dataflow.streams(stage, step):
+            await self._event(*source).wait()
+
+    def _event(self, stage: str, step: int) -> asyncio.Event:
+        return self._ended.setdefault((stage, step), asyncio.Event())
+
+    async def score(self, stage: str, step: int, samples: Mapping[int, Any]) -> tuple[list[Any], list[Info]]:
+        """One reference to columns for each worker, and what they report. `samples`: references by step, once there."""
+        team = self._scorers[stage]
+        if ("rollout", step) in self._dataflow.streams(stage, step):
+            version = self._dataflow.policy_version(stage, step)
+            await _all([worker.open.remote(step, version) for worker in team])
+            await self.sources_ended(stage, step)
+            calls = [worker.collect.options(num_returns=2).remote(step, samples[step]) for worker in team]
+        else:
+            await self.sources_ended(stage, step)
+            trunks = [[trunk.trunk.remote(step)] for trunk in self._trunks(stage)] or [[]] * len(team)
+            calls = [
+                worker.score.options(num_returns=2).remote(step, samples[step], *left)
+                for worker, left in zip(team, trunks, strict=True)
+            ]
+        infos = await _all([info for _, info in calls])
+        return [columns for columns, _ in calls], infos
+
+    def _trunks(self, stage: str) -> Sequence[Any]:
+        return self._scorers["reference"] if stage == "reward" and self._head else ()
+
+
+async def _all(references: Sequence[Any]) -> list[Any]:
+    return list(await asyncio.gather(*(_value(reference) for reference in references)))
+
+
+async def _value(reference: Any) -> Any:
+    return await reference

@@ -1,0 +1,142 @@
+"""The checkpoints of a run as its driver sees them: what it adds to the parts of the ranks, when they are a whole, and
+which of them stay.
+
+A checkpoint after step k holds the state in which step k had published its weights: `published` takes the driver's part
+of it at that very moment, before anything of a later step can begin on it. It becomes complete when every rank has
+written its part and every stage of step k has ended. With `one_step_off` the samples of step k + 1 have been generated
+by then, by weights that are gone: they are saved too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from executor import checkpoint, parcel
+from executor.checkpoint import Rank, sealed
+from executor.earlier import CHECKPOINTS
+from executor.ledger import Ledger
+from executor.resume import ranks
+from executor.saving import FAILED
+from executor.stages import Stages
+from lab.policies import retention
+from lab.policies.decision import Decision
+from lab.scenario import Scenario
+from lab.timeline import Span
+
+_POLL_S = 0.01
+SCORES = {
+    "evaluation_reward": 1, "evaluation_accuracy": 1, "evaluation_margin": 1, "evaluation_loss": -1,
+    "reward": 1, "accuracy": 1, "margin": 1, "loss": -1,
+}  # fmt: skip
+"""the first of these in the learning row of a step is its checkpoint's score, and whether more of it is better"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """The driver's state as a step's weights were published."""
+
+    stages: dict[str, Any]
+    in_flight: dict[int, Any]
+    """by later step, references to the samples that were generated for it"""
+
+
+class Store:
+    """Checkpoints on disk, complete ones and those that are being written."""
+
+    def __init__(self, scenario: Scenario, folder: Path, stages: Stages, ledger: Ledger) -> None:
+        self.scenario, self.root, self.stages, self.ledger = scenario, folder / CHECKPOINTS, stages, ledger
+        stages.attempt = self.attempt = ledger.earlier.attempt
+        self.ranks = ranks(scenario)
+        self._taken: dict[int, Taken] = {}
+        self._one_by_one = asyncio.Lock()
+        self._sizes = {step: _size(self.root, step) for step in checkpoint.steps(self.root)}
+        self._written = self._peak = 0.0
+        self._deleted: list[dict[str, object]] = []
+        self._tell()
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint follows a step."""
+        node = self.stages.dataflow.nodes.get("checkpoint")
+        return node is not None and node.runs(step)
+
+    def published(self, step: int) -> None:
+        """A step has published its weights, and nothing that may run later has begun yet."""
+        self._taken[step] = Taken(stages=self.stages.state(), in_flight=self.stages.in_flight(step))
+
+    async def complete(self, step: int, ended: Awaitable[Any]) -> None:
+        """Makes the parts of all ranks a checkpoint once they are written and `ended`, and deletes what is not kept.
+
+        Raises OSError where a rank or this process cannot write.
+        """
+        async with self._one_by_one:
+            taken = self._taken.pop(step)
+            await ended
+            await self.stages.recording.finish()
+            for rank in self.ranks:
+                await self._sealed(step, rank)
+            folder = checkpoint.staging(self.root, step, self.attempt)
+            for later, reference in taken.in_flight.items():
+                await asyncio.to_thread(parcel.write, folder / parcel.name(later), await reference)
+            kept = [("rollout", later) for later in taken.in_flight]
+            driver = {"step": step, "stages": taken.stages, "kept": kept} | self.ledger.unwritten(step, kept)
+            arguments = (self.root, step, self.attempt, self.ranks, driver)
+            self._sizes[step] = await asyncio.to_thread(checkpoint.commit, *arguments)
+            self._written += self._sizes[step]
+            self._peak = max(self._peak, sum(self._sizes.values()))
+            self.ledger.saved(step)
+            await asyncio.to_thread(self._prune)
+            self._tell()
+
+    async def _sealed(self, step: int, rank: Rank) -> None:
+        """Waits for a rank's part; where it was written beside the run, the ledger gets its span."""
+        folder = checkpoint.staging(self.root, step, self.attempt)
+        while (about := sealed(folder, rank)) is None:
+            if (failed := folder / rank.name / FAILED).exists():
+                raise OSError(f"the checkpoint of step {step} cannot be written: {failed.read_text()}")
+            await asyncio.sleep(_POLL_S)
+        if not self.scenario.checkpoint.blocking:
+            self.ledger.beside(step, self._write_span(step, rank, about))
+
+    def _write_span(self, step: int, rank: Rank, about: dict[str, Any]) -> Span:
+        worker = self.scenario.team(rank.role, "train")[rank.rank]
+        name, size = f"checkpoint/{step}/{worker.name}", float(sum(file["bytes"] for file in about["files"].values()))
+        return Span(
+            span_id=f"{name}#{about['op']}", cause_ids=(name,), resource=f"{worker.name}.write", step=step,
+            stage="checkpoint", op="write", pool=worker.pool, worker=worker.name, start_s=about["start_s"],
+            end_s=about["end_s"], policy_version=step + 1, bytes=size,
+            attrs={"quantities": {"calls": 1.0, "bytes": size}},
+        )  # fmt: skip
+
+    def _prune(self) -> None:
+        rule = self.scenario.checkpoint.keep
+        if rule is None:
+            return
+        there = [retention.Checkpoint(step=step, score=score(self.ledger.row(step))) for step in self._sizes]
+        wanted = retention.Retention(**rule.model_dump())
+        decided = retention.kept(wanted, there)
+        for step in decided.delete:
+            checkpoint.remove(self.root, step)
+            del self._sizes[step]
+        if decided.delete:
+            self._deleted.append(Decision(rule="retention.kept", observed=tuple(there), decided=decided).plain())
+
+    def _tell(self) -> None:
+        self.ledger.storage = {
+            "written_bytes": self._written, "peak_bytes": self._peak, "bytes": sum(self._sizes.values()),
+            "steps": sorted(self._sizes), "decisions": self._deleted,
+        }  # fmt: skip
+
+
+def score(row: dict[str, Any]) -> float | None:
+    """How good the model after a step is, by its evaluation, or by the rewards of its samples; None: nobody knows."""
+    found = (sign * float(row[name]) for name, sign in SCORES.items() if isinstance(row.get(name), int | float))
+    return next(found, None)
+
+
+def _size(root: Path, step: int) -> float:
+    files = checkpoint.read_json(checkpoint.folder_of(root, step) / checkpoint.MANIFEST)["files"]
+    return float(sum(entry["bytes"] for entry in files.values()))
