@@ -122,8 +122,8 @@ class Learner:
         if not lengths:
             return []
         if update.pack == "shared":
-            prompts = samples.prompts[list(chosen)].tolist(), samples.num_prompt_tokens[list(chosen)].tolist()
-            found = pack_shared(lengths, *prompts, *limits)
+            prompts, tokens = (of[list(chosen)].tolist() for of in (samples.prompts, samples.num_prompt_tokens))
+            found = pack_shared(lengths, prompts, tokens, *limits)
         else:
             found = (pack_tight if update.pack == "packed" else pack)(lengths, *limits)
         return [[chosen[i] for i in group] for group in found]
@@ -268,19 +268,20 @@ class Learner:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What this rank has beside the weights, and a copy of it: tensors (the optimizer's moments and step counts, the
         random generator's state), and numbers that JSON holds. A checkpoint of `weights` and this restores bit for bit."""
-        numbers = {
-            "role": self.role, "rank": self.rank, "world": self.world, "zero_stage": self.zero_stage,
-            "num_updates": self.num_updates,
-        }  # fmt: skip
-        return moments.taken(self.engine, self.zero_stage), numbers
+        return moments.taken(self.engine, self.zero_stage), self._about | {"num_updates": self.num_updates}
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        """Whose state this is."""
+        return {"role": self.role, "rank": self.rank, "world": self.world, "zero_stage": self.zero_stage}
 
     def restore(self, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Goes back to where `weights` and `state` were taken; every rank has to call this with the same weights.
 
         Raises ValueError naming what does not fit: another role, rank, number of ranks or ZeRO stage, or a tensor.
         """
-        for key, own in self.state()[1].items():
-            if key != "num_updates" and numbers.get(key) != own:
+        for key, own in self._about.items():
+            if numbers.get(key) != own:
                 raise ValueError(f"the checkpoint has {key} {numbers.get(key)}, this trainer has {own}")
         self._load(weights)
         moments.put_back(self.engine, self.zero_stage, dict(tensors))

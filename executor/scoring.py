@@ -90,7 +90,7 @@ def placed(scenario: Scenario, role: str) -> Placed:
 class Scorer:
     """One worker of a scoring role: it scores its share of a step at once, or as samples come.
 
-    Of several workers of a role each takes every so-manieth sample.
+    Samples are dealt to the workers of a role in turn.
     """
 
     def __init__(self, worker: Worker, scenario: Scenario) -> None:

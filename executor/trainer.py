@@ -169,7 +169,7 @@ class Trainer:
         return means | {"units": float(number)} | ({"drift": drift} if algorithm.extra_forwards else {})
 
     def _packing(self) -> dict[str, float]:
-        """`padding`: the share of this rank's padded tokens that are none, below 0 where prompts are shared. `imbalance`:
+        """`padding`: the share of this rank's padded tokens that are none, 0 where prompts are shared. `imbalance`:
         what the most loaded rank of a mini-batch has above the mean, as a share of it, over all mini-batches."""
         places = [(i, rank) for i in range(len(self._loads)) for rank in range(self.world)]
         mine = {f"{i}/{rank}": float(self._loads[i][0] * (rank == self.rank)) for i, rank in places}
@@ -177,7 +177,7 @@ class Trainer:
         loads = [[next(every) for _ in range(self.world)] for _ in self._loads]
         padded, tokens = map(sum, zip(*self._loads, strict=True))
         above = sum(imbalance(load) * sum(load) for load in loads)
-        return {"padding": 1.0 - tokens / padded, "imbalance": above / sum(map(sum, loads))}
+        return {"padding": max(1.0 - tokens / padded, 0.0), "imbalance": above / sum(map(sum, loads))}
 
     @property
     def _compares(self) -> bool:

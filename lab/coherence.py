@@ -299,7 +299,7 @@ def _batches(scenario: Scenario) -> None:
         raise Incoherent("workload.samples_per_prompt", problem, "set it to 2: a chosen and a rejected response")
     samples, update, each = scenario.workload.samples_per_step, scenario.update, scenario.workload.samples_per_prompt
     if scenario.algorithm.extra_forwards and update.minibatch_samples <= each:
-        problem = f"a mini-batch of {update.minibatch_samples} samples is of one prompt; no other has a response to lend"
+        problem = f"a mini-batch of {update.minibatch_samples} samples is of one prompt, no other lends a response"
         raise Incoherent("update.minibatch_samples", problem, f"set it to {2 * each} or more, or `kl: none`")
     if samples % update.minibatch_samples:
         problem = f"{update.minibatch_samples} samples do not divide the {samples} samples of a step"

@@ -45,7 +45,11 @@ class Bandit(Record):
         default=0.1, ge=0, le=1, description="share that every temperature keeps", json_schema_extra=LEARNING
     )
     discount: float = Field(
-        default=0.9, gt=0, le=1, description="what a step's rewards count after another step", json_schema_extra=LEARNING
+        default=0.9,
+        gt=0,
+        le=1,
+        description="what a step's rewards count after another step",
+        json_schema_extra=LEARNING,
     )
 
 
@@ -170,7 +174,9 @@ class Sampling(Record):
         if self.beams > 1 and (self.mixture or self.entropy):
             raise ValueError("`beams` are not drawn: `mixture` and `entropy` have no meaning with them")
         if self.lengths.by_temperature and (self.bandit or self.entropy):
-            raise ValueError("`lengths` go by temperatures that `bandit` and `entropy` choose during the run; remove one")
+            raise ValueError(
+                "`lengths` go by temperatures that `bandit` and `entropy` choose during the run; remove one"
+            )
         if self.best_of > 1 and self.beams > 1:
             raise ValueError("`best_of` and `beams` exclude each other: beam search finds the same answer every time")
         return self

@@ -87,11 +87,11 @@ class Plan:
     def notes(self, rank: int) -> dict[str, float]:
         """What the span of a rank says: `padding`, the share of its padded tokens that are none, and `imbalance`.
 
-        Where samples share prompts, fewer tokens are read than they have: `padding` is below 0.
+        Where samples share prompts, fewer tokens are read than they have, and none is padding.
         """
         mine = [batch[rank] for batch in self.passes]
         padded = sum(made.padded for made in mine)
-        padding = 1.0 - sum(int(made.tokens.sum()) for made in mine) / padded if padded else 0.0
+        padding = max(1.0 - sum(int(made.tokens.sum()) for made in mine) / padded, 0.0) if padded else 0.0
         return {"padding": padding, "imbalance": self.imbalance}
 
 
