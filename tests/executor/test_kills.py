@@ -1,6 +1,7 @@
 """SIGKILL from outside: whatever died, and whenever, the run goes on and ends bit for bit as if nothing had happened."""
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,13 @@ from lab.scenario import Scenario
 
 pytestmark = pytest.mark.real
 Make = Callable[..., Scenario]
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Short, for sockets lie below it, whose paths end at 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="lk-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def assert_exact(chosen: Scenario, folder: Path, kills: int, seed: int) -> list[Kill]:
@@ -28,11 +36,11 @@ def assert_exact(chosen: Scenario, folder: Path, kills: int, seed: int) -> list[
     return found
 
 
-def test_supervised_training_killed_twice(scenario: Make, tmp_path: Path) -> None:
+def test_supervised_training_killed_twice(scenario: Make, short_path: Path) -> None:
     """While a checkpoint is written beside the run, and later on."""
     saving = {"every_steps": 1, "blocking": False}
     chosen = scenario("sft-learns", num_steps=30, checkpoint=saving, evaluate={"every_steps": None})
-    assert_exact(chosen, tmp_path, kills=2, seed=3)
+    assert_exact(chosen, short_path, kills=2, seed=3)
 
 
 @pytest.mark.full
@@ -40,9 +48,9 @@ def test_supervised_training_killed_twice(scenario: Make, tmp_path: Path) -> Non
     ("ppo-tiny", 1, True),
     ("quickstart", 4, False),
 ])  # fmt: skip
-def test_a_run_killed_ten_times(scenario: Make, tmp_path: Path, name: str, every: int, blocking: bool) -> None:
+def test_a_run_killed_ten_times(scenario: Make, short_path: Path, name: str, every: int, blocking: bool) -> None:
     """Twenty kills in all: of a one-step-off PPO run that saves every step, and of a GRPO run that saves every fourth."""
     changes = {"num_steps": 60, "checkpoint": {"every_steps": every, "blocking": blocking}}
-    found = assert_exact(scenario(name, **changes), tmp_path, kills=10, seed=every)
+    found = assert_exact(scenario(name, **changes), short_path, kills=10, seed=every)
     assert {kill.moment for kill in found} == {"writing", "training"}
     assert len({kill.victim for kill in found}) > 1
