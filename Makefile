@@ -51,7 +51,7 @@ test-all: setup apt lint ## the same, and the learning runs and repeats that tak
 	@$(BIN)/python -m pytest
 
 .PHONY: lint
-lint: setup ## ruff (style, imports, format of code) and mypy (strict for lab, profiles, simulator)
+lint: setup ## ruff (style, imports) and mypy (strict for lab, profiles, simulator)
 	$(call say,ruff)
 	@$(BIN)/ruff check .
 	$(call say,mypy)
@@ -67,7 +67,7 @@ schema: setup ## write scenarios/scenario.schema.json, which editors use to comp
 
 .PHONY: bench
 bench: setup ## how fast the simulator itself is
-	@shopt -s nullglob; for script in benchmarks/*.py; do echo "$$script"; $(BIN)/python "$$script"; done
+	@for name in speed million asynchronous network; do echo "benchmarks/$$name.py"; $(BIN)/python "benchmarks/$$name.py"; done
 
 .PHONY: lock
 lock: ## resolve requirements/*.lock anew from pyproject.toml and requirements/*.in

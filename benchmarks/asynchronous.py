@@ -31,10 +31,14 @@ def main() -> None:
     wall, cpu = (min(column) for column in zip(*found, strict=True))
     summary, peak = summarise(timeline), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     samples, problems = summary["samples"], conforms(build(chosen), timeline)
-    print(f"{SCENARIO}: {wall:.1f} s, {cpu:.1f} CPU-s (at most {MOST_S:g} s), {peak:.2f} GiB, {len(timeline.spans):,} spans")
+    print(
+        f"{SCENARIO}: {wall:.1f} s, {cpu:.1f} CPU-s (at most {MOST_S:g} s), {peak:.2f} GiB, {len(timeline.spans):,} spans"
+    )
     print(f"  {summary['steps_done']} steps of {summary['step_s']['mean']:.0f} s, {samples['issued']:,} samples issued, "
           f"{samples['trained']:,} trained, lag {summary['lag']['mean']:.2f} (at most {summary['lag']['max']})")  # fmt: skip
-    print(f"  {len(timeline.header.faults)} faults, goodput {summary['goodput']:.3f}, bottleneck: {summary['bottleneck']['why']}")
+    print(
+        f"  {len(timeline.header.faults)} faults, goodput {summary['goodput']:.3f}, bottleneck: {summary['bottleneck']['why']}"
+    )
     print("  lawful" if not problems else "\n".join(problems[:5]))
 
 

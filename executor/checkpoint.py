@@ -112,8 +112,8 @@ def verify(folder: Path, ranks: Iterable[Rank]) -> dict[str, Any]:
     manifest = read_json(folder / MANIFEST)
     if manifest.pop("sha256", None) != _own_hash(manifest):
         raise Damaged(f"{folder / MANIFEST} is not what was written")
-    if manifest["format"] != FORMAT:
-        raise Damaged(f"{folder / MANIFEST} has format {manifest['format']}, not {FORMAT}")
+    if manifest.get("format") != FORMAT:
+        raise Damaged(f"{folder / MANIFEST} has format {manifest.get('format')}, not {FORMAT}")
     _check(manifest["files"], folder)
     for rank in ranks:
         about = _fitting(sealed(folder, rank), folder, rank, {key: manifest[key] for key in AGREE})
@@ -194,6 +194,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise Damaged(f"{path}: {error.strerror}") from None
     except ValueError as error:
         raise Damaged(f"{path} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise Damaged(f"{path} holds no JSON object")
     return found
 
 

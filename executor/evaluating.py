@@ -188,6 +188,7 @@ def answers(worker: RolloutWorker, step: int, version: int, prompts: Sequence[in
     ]  # fmt: skip
     with worker.recorder.stage("evaluate", step, version) as notes:
         samples = worker._run(step, requests, notes, searches=False)
+    worker.forget()  # a resumed run does not answer again, and has to roll out what it would have
     return samples, {"spans": worker.recorder.take()}
 
 

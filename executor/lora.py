@@ -20,7 +20,9 @@ def add_adapters(network: nn.Module, lora: Lora, seed: int) -> None:
     """Freezes the network but for a value head, and puts new adapters beside its matrices: A drawn from the seed, B zero."""
     from peft import LoraConfig, inject_adapter_in_model  # engines merge without it
 
-    config = LoraConfig(r=lora.rank, lora_alpha=cast(int, lora.alpha), target_modules=TARGETS, lora_dropout=0.0, bias="none")
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=cast(int, lora.alpha), target_modules=TARGETS, lora_dropout=0.0, bias="none"
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(config, network)

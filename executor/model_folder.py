@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lab import hf_config
 from lab.errors import InputError
+from lab.hf_config import MODEL_TYPES
 from lab.load import present
 from lab.model import ModelSpec
 from lab.tokenizing import FILE as TOKENIZER
@@ -47,6 +48,10 @@ NOT_FINITE = {
 _CHUNK = 1 << 24
 _NOT_PARAMETERS = ("rotary_emb.inv_freq",)
 HEAD = "value_head"
+KNOWN = ("llama", "qwen2")
+"""kinds of networks whose tensors are compared by name"""
+POSITIVE = ("rope_theta", "rms_norm_eps", "max_position_embeddings")
+"""of a config.json: numbers that its shape does not say"""
 _OTHER = ("adapter*.safetensors", "*.bin", "*.pt")
 _OTHER_SAID = {
     ".safetensors": "adapters alone start no network",
@@ -65,6 +70,7 @@ class Tensor:
     file: Path
     begin: int
     """of its bytes in the file"""
+    end: int
 
     @property
     def number(self) -> int:
@@ -102,7 +108,17 @@ def problems(folder: Path, spec: ModelSpec, *, writes: bool = True) -> Iterator[
 
 
 def _shape(folder: Path, spec: ModelSpec) -> Iterator[Problem]:
-    found = hf_config.read(folder / "config.json")
+    found, said = hf_config.read(folder / "config.json"), json.loads((folder / "config.json").read_text("utf-8"))
+    for name in POSITIVE:
+        value = said.get(name)
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            problem = f"{folder / 'config.json'}: {name} is {json.dumps(value)[:40]}, which is no number above 0"
+            yield problem, "use the config.json that the model was published with"
+    kind, listed = said.get("model_type"), said.get("architectures")
+    named = listed[0] if isinstance(listed, list) and listed else None
+    if kind in KNOWN and named not in (None, MODEL_TYPES[kind]):
+        problem = f"{folder / 'config.json'}: model_type is {kind}, and architectures names {named}"
+        yield problem, "use the config.json that the model was published with"
     for name in SHAPE:
         if getattr(found, name) != getattr(spec, name):
             problem = f"{folder} has {name} {getattr(found, name)}, the architecture has {getattr(spec, name)}"
@@ -121,15 +137,53 @@ def _tensors(folder: Path, spec: ModelSpec, writes: bool) -> Iterator[Problem]:
             problem = f"{tensor.name} in {tensor.file} is {list(tensor.shape)}"
             yield problem, f"its config.json says {[spec.vocabulary, spec.hidden]}: save config and weights together"
             return
+    for tensor in own:
+        if tensor.dtype not in NOT_FINITE:
+            yield f"{tensor.name} in {tensor.file} has numbers of type {tensor.dtype}", "save all weights as floats"
+            return
     if number not in possible:
         problem = f"{folder} holds {number} parameters, the architecture has {spec.parameters}"
         problem += ": it has no LM head, as a critic's" if number == spec.parameters - head else ""
         yield problem, "name a folder with all weights of this architecture"
+    if number in possible and (odd := _odd(own, folder, spec)):
+        yield odd, "save config and weights together, with the names of Hugging Face"
     for tensor in tensors:
         if not tensor.is_finite():
             problem = f"{tensor.name} in {tensor.file} has numbers that are NaN or infinite"
             yield problem, "name weights from before the training diverged"
             return
+
+
+def _odd(own: list[Tensor], folder: Path, spec: ModelSpec) -> str | None:
+    """The first tensor that the network of this shape does not have, or has in another shape; None of other kinds of
+    networks than those whose names are known."""
+    if json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type") not in KNOWN:
+        return None
+    expected = _expected(spec)
+    for tensor in own:
+        name = tensor.name.split("layers.", 1)[-1].removeprefix("model.").removeprefix("trunk.")
+        shape = expected.get(name.split(".", 1)[-1] if "layers." in tensor.name else name)
+        if shape is None:
+            return f"{tensor.name} in {tensor.file} is no part of this architecture"
+        if tensor.shape != shape:
+            return f"{tensor.name} in {tensor.file} is {list(tensor.shape)}, the architecture has {list(shape)}"
+    return None
+
+
+def _expected(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Shapes of the matrices and vectors of Llama and Qwen2 networks, those of a layer without its place."""
+    hidden, queries, keys = spec.hidden, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    found: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (spec.vocabulary, hidden), "lm_head.weight": (spec.vocabulary, hidden),
+        "norm.weight": (hidden,), "input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (queries, hidden), "self_attn.k_proj.weight": (keys, hidden),
+        "self_attn.v_proj.weight": (keys, hidden), "self_attn.o_proj.weight": (hidden, queries),
+        "mlp.gate_proj.weight": (spec.intermediate, hidden), "mlp.up_proj.weight": (spec.intermediate, hidden),
+        "mlp.down_proj.weight": (hidden, spec.intermediate),
+    }  # fmt: skip
+    for name, width in (("q", queries), ("k", keys), ("v", keys)) if spec.qkv_bias else ():
+        found[f"self_attn.{name}_proj.bias"] = (width,)
+    return found
 
 
 def _is_parameter(name: str) -> bool:
@@ -140,7 +194,8 @@ def _files(folder: Path) -> list[Path]:
     """The safetensors files of a folder, by its index where it has one. Raises InputError where there is none."""
     if (folder / INDEX).is_file():
         try:
-            names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+            found = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            names = sorted({str(name) for name in found.values()})
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise InputError(file=str(folder / INDEX), problem=f"cannot be read: {error}") from None
         missing = [name for name in names if not (folder / name).is_file()]
@@ -164,15 +219,29 @@ def read_header(file: Path) -> list[Tensor]:
                 raise ValueError("the header is longer than the file")
             entries = json.loads(opened.read(length))
         entries.pop("__metadata__", None)
-        return [_entry(file, name, about, 8 + length, size) for name, about in entries.items()]
+        tensors = [_entry(file, name, about, 8 + length, size) for name, about in entries.items()]
+        _gapless(tensors, 8 + length, size)
+        return tensors
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         remedy = "copy or save the file again"
         raise InputError(file=str(file), problem=f"no whole safetensors file: {error}", remedy=remedy) from None
 
 
+def _gapless(tensors: list[Tensor], start: int, size: int) -> None:
+    """Raises ValueError where the tensors do not follow each other up to the end of the file, as the format has it."""
+    for tensor in sorted(tensors, key=lambda one: (one.begin, one.end)):
+        if tensor.begin != start:
+            raise ValueError(f"{tensor.name} begins at byte {tensor.begin}, what is before it ends at {start}")
+        start = tensor.end
+    if start != size:
+        raise ValueError(f"the tensors end at byte {start}, the file at {size}")
+
+
 def _entry(file: Path, name: str, about: dict[str, Any], start: int, size: int) -> Tensor:
     first, last = about["data_offsets"]
-    tensor = Tensor(name=name, dtype=about["dtype"], shape=tuple(about["shape"]), file=file, begin=start + first)
+    tensor = Tensor(
+        name=name, dtype=about["dtype"], shape=tuple(about["shape"]), file=file, begin=start + first, end=start + last
+    )  # fmt: skip
     if start + last > size:
         raise ValueError(f"it ends within {name}")
     if last - first != tensor.number * BYTES.get(tensor.dtype, (last - first) // max(tensor.number, 1)):

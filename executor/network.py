@@ -19,11 +19,9 @@ from transformers import (
 )
 
 from executor.attention import Rows
-from executor.inputs import MAX_POSITIONS
+from executor.inputs import MAX_POSITIONS, VALUE_HEAD
 from executor.tokenizer import BOS, EOS, IDS, PAD, save_tokenizer
 from lab.model import ModelSpec
-
-VALUE_HEAD = "value_head.safetensors"
 
 
 class Critic(nn.Module):
@@ -138,9 +136,12 @@ def _causal(trunk: PreTrainedModel) -> PreTrainedModel:
 
 
 def _loaded(spec: ModelSpec, folder: str) -> LlamaForCausalLM:
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, attention_dropout=0.0
+    model, told = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, attention_dropout=0.0, output_loading_info=True
     )
+    missing = sorted(set(told["missing_keys"]) - {"lm_head.weight"})  # a critic's folder has none, and needs none
+    if missing:
+        raise ValueError(f"{folder} has no {missing[0]}, which would be drawn at random")
     count = sum(parameter.numel() for parameter in model.parameters())
     if count != spec.parameters:
         raise ValueError(f"{folder} holds {count} parameters, the architecture has {spec.parameters}")

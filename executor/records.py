@@ -107,12 +107,13 @@ def checkpoints(scenario: Scenario, policy_version: int) -> dict[str, str]:
     """By role, the weights behind the samples of a version, as one line.
 
     The first weights are `FOLDER#HASH` or `random:SEED` (see executor.origin); version n + 1 of the actor is
-    `DIGEST/step-n`, what step n of this scenario made of them and what its checkpoint of that step holds. A reward that
-    is a function is `function:NAME`. Roles that the scenario does not have are left out.
+    `DIGEST/step-n`, what step n of this scenario made of them and what its checkpoint of that step holds; so of a reward
+    model under training. A reward that is a function is `function:NAME`. Roles that the scenario does not have are left out.
     """
     found = {role: _origin(scenario, role) for role in scenario.algorithm.roles if _has_model(scenario, role)}
-    if "actor" in found and policy_version > 0:
-        found["actor"] = f"{scenario.digest}/step-{policy_version - 1:06d}"
+    if policy_version > 0:
+        made = f"{scenario.digest}/step-{policy_version - 1:06d}"
+        found |= {role: made for role in scenario.algorithm.trains if role in found}
     place = scenario.place.reward_score
     if "reward" not in found and "reward" in scenario.algorithm.roles and place is not None:
         found["reward"] = f"{place.kind}:{place.function or ''}"

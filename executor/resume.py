@@ -36,7 +36,11 @@ def resume(scenario: Scenario, folder: Path) -> Earlier:
     checkpoint, notes = _last_whole(folder / CHECKPOINTS, scenario)
     driver = {} if checkpoint is None else read_json(checkpoint / DRIVER)
     first_step = 0 if checkpoint is None else int(driver["step"]) + 1
-    earlier = _past(folder, header, checkpoint, driver, first_step, notes)
+    try:
+        earlier = _past(folder, header, checkpoint, driver, first_step, notes)
+    except (ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
+        problem, remedy = f"its {SPANS} or {LEARNING} cannot be read: {error}", "put the file back from a copy"
+        raise InputError(file=str(folder), key="--resume", problem=problem, remedy=remedy) from None
     going = msgspec.structs.replace(
         header, status="running", error="", faults=list(earlier.faults), learning=[], wall_s=0.0
     )
@@ -51,7 +55,7 @@ def _header(folder: Path, scenario: Scenario) -> Header:
     """Of the run. Raises InputError where it cannot be gone on with by this scenario."""
     try:
         header = msgspec.convert(json.loads((folder / "run.json").read_bytes())["header"], Header)
-    except (OSError, ValueError, KeyError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
         remedy = "name a folder that `lab execute` wrote"
         raise InputError(file=str(folder), key="--resume", problem=f"not a run: {error}", remedy=remedy) from None
     if header.origin != "measured":
@@ -76,6 +80,9 @@ def _last_whole(root: Path, scenario: Scenario) -> tuple[Path | None, list[str]]
 
     Raises InputError where there are checkpoints and none of them is whole.
     """
+    if root.exists() and not root.is_dir():
+        problem, remedy = "no folder, so no checkpoint can lie in it", "move it away"
+        raise InputError(file=str(root), key="--resume", problem=problem, remedy=remedy)
     found, wrong = steps(root), list[tuple[int, str]]()
     for step in reversed(found):
         try:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import os
 import reprlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -73,6 +75,8 @@ LIBRARY: dict[str, Reward] = {
     "length": length, "contains": contains, "share": share, "distinct": distinct, "ended": ended,
 }  # fmt: skip
 """by name; `task`, the reward of the scenario's built-in task, is known beside them"""
+CHARACTERS_ONLY = ("contains", "share", "ended")
+"""those that take token ids for the built-in characters"""
 
 
 def reward_function(name: str, task: str | None, arguments: Mapping[str, Any] | None = None) -> Reward:
@@ -88,7 +92,20 @@ def reward_function(name: str, task: str | None, arguments: Mapping[str, Any] | 
         raise ValueError(f"{name} cannot be called as {name}({given}): {error}") from None
     except ValueError:  # a function of C that does not say what it takes
         pass
+    if name in LIBRARY:
+        _try(name, found, arguments or {})
     return found
+
+
+def _try(name: str, function: Reward, arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError where a function of the library cannot work with these arguments."""
+    try:
+        value = function([IDS[EOS]], [IDS[EOS]], **arguments)
+    except Exception as error:
+        given = ", ".join(f"{key}={_short(value)}" for key, value in arguments.items())
+        raise ValueError(f"{name} cannot work with {given}: {type(error).__name__}: {error}") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{name} gives {value} with these arguments")
 
 
 def _found(name: str, task: str | None) -> Reward:
@@ -99,13 +116,20 @@ def _found(name: str, task: str | None) -> Reward:
     if name in LIBRARY:
         return LIBRARY[name]
     module, _, attribute = name.partition(":")
+    importable(os.getcwd())
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever a user's module may raise while it is imported
+    except (Exception, SystemExit) as error:  # whatever a user's module may raise while it is imported
         raise ValueError(f"there is no function {name}: {type(error).__name__}: {error}") from None
     if not callable(found):
         raise ValueError(f"{name} is not a function")
     return found  # type: ignore[no-any-return]
+
+
+def importable(folder: str) -> None:
+    """Modules in a folder are found from now on, after all others."""
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 class ByFunction:
@@ -131,21 +155,21 @@ class ByFunction:
         for i, (prompt, response) in enumerate(pairs):
             try:
                 found.append(self._reward(prompt, response, **self._arguments))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise _raised(self.name, error, whose(samples, i)) from error
         return found
 
     def _together(self, samples: Samples, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Any]:
         try:
             found = list(self._reward([pair[0] for pair in pairs], [pair[1] for pair in pairs], **self._arguments))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _raised(self.name, error, f"{len(pairs)} samples of step {samples.step}") from error
         if len(found) != len(pairs):
             raise RewardFailed(f"{self.name} gave {len(found)} rewards for {len(pairs)} samples of step {samples.step}")
         return found
 
 
-def _raised(name: str, error: Exception, where: str) -> RewardFailed:
+def _raised(name: str, error: BaseException, where: str) -> RewardFailed:
     return RewardFailed(f"{name} raised {type(error).__name__}: {error}, for {where}")
 
 
@@ -170,11 +194,21 @@ def parts(value: Any, name: str, samples: Samples, i: int) -> Parts:
         raise RewardFailed(f"{name} gave {_short(value)}, whose keys are no names, for {whose(samples, i)}")
     found = {}
     for key, part in given.items():
-        if not isinstance(part, Real | np.bool_) or not math.isfinite(part):
+        if not isinstance(part, Real | np.bool_) or not _is_finite(part):
             what = f"{_short(part)} as {key!r}" if key else _short(part)
             raise RewardFailed(f"{name} gave {what}, which is no finite number, for {whose(samples, i)}")
         found[key] = float(part)
+    if not _is_finite(sum(found.values())):
+        raise RewardFailed(f"{name} gave {_short(value)}, whose sum is no finite number, for {whose(samples, i)}")
     return found
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a number is finite as a float too: a whole number may be too large for one."""
+    try:
+        return math.isfinite(float(value))
+    except (OverflowError, ValueError, TypeError):
+        return False
 
 
 def columns(found: Sequence[Parts], name: str) -> Columns:

@@ -20,8 +20,10 @@ from executor.prompts import Prompts
 from executor.recorder import Recorder
 from executor.turns import publish
 from lab import drawing
+from lab.data import tokenizer_folder
 from lab.placement import Worker
 from lab.scenario import Scenario
+from lab.tokenizing import tokenizer
 from lab.workload import uniform
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class RolloutWorker:
         from executor.network import build_actor, save
 
         network = build_actor(*origin(self.scenario, "actor"))
-        self._stop = stop_tokens(network.config.eos_token_id)
+        self._stop = stop_tokens(network.config.eos_token_id, self.scenario)
         if published is not None:
             publish(network, published, self.scenario)
         with tempfile.TemporaryDirectory(prefix="lab-actor-") as folder:
@@ -113,10 +115,15 @@ class RolloutWorker:
         with self.recorder.stage("weight_sync", step, step + 1):
             with self.recorder.op("transfer"):
                 self.backend.receive_weights()
-            if reset_prefix_cache and not self.backend.reset_prefix_cache():
-                raise RuntimeError(f"{self.worker.name} could not empty its prefix cache")
+            if reset_prefix_cache:
+                self.forget()
             self.policy_version = step + 1
         return {"spans": self.recorder.take()}
+
+    def forget(self) -> None:
+        """Empties the prefix cache. Raises RuntimeError where something in it is in use."""
+        if not self.backend.reset_prefix_cache():
+            raise RuntimeError(f"{self.worker.name} could not empty its prefix cache")
 
     def probe(self, step: int) -> Samples:
         """A few short samples under the weights in the engine, to compare log-probs with the trainer's; not recorded.
@@ -254,8 +261,14 @@ class RolloutWorker:
         }
 
 
-def stop_tokens(said: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The token ids that end a response, as a network's configuration says them."""
-    if said is None:
-        return ()
-    return (said,) if isinstance(said, int) else tuple(said)
+def stop_tokens(said: int | Sequence[int] | None, scenario: Scenario) -> tuple[int, ...]:
+    """The token ids that end a response: as the network's configuration says, and as the tokenizer of the data does.
+
+    A network that is drawn from a seed ends with the built-in characters; with another tokenizer these are not meant.
+    """
+    folder = tokenizer_folder(scenario) if scenario.data.source is not None else None
+    end = tokenizer(folder).end if folder is not None else None
+    known = () if said is None else (said,) if isinstance(said, int) else tuple(said)
+    if end is None:
+        return known
+    return (end,) if origin(scenario, "actor").weights == "random" else (*known, *({end} - {*known}))

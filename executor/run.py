@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from lab.wiring import build
 Progress = Callable[[str, int], None]
 """called with the stage that has just ended and the number of finished steps"""
 _SETUP_TIMEOUT_S = 600.0
+_COMPLETE_TIMEOUT_S = 30.0
+"""that ranks get to write the checkpoint of a step that has ended, when the run ends early"""
 
 
 def execute(
@@ -66,13 +68,14 @@ async def _execute(scenario: Scenario, folder: Path, progress: Progress, earlier
         except InputError:
             raise
         except Exception as error:  # whatever a worker may raise
-            return ledger.timeline("failed", _message(error))
+            return ledger.timeline("failed", _message(error, workers.names()))
     return ledger.timeline("done")
 
 
 async def _play(dataflow: Dataflow, stages: Stages, ledger: Ledger, store: Store, progress: Progress) -> None:
     """All nodes side by side; the first one that fails stops the others."""
     done = {(stage, step): asyncio.Event() for stage in dataflow.nodes for step in dataflow.steps(stage)}
+    saving: dict[int, asyncio.Task[None]] = {}
     for run, event in done.items():
         if run[1] < ledger.earlier.first_step or run in ledger.earlier.kept:
             event.set()
@@ -81,6 +84,10 @@ async def _play(dataflow: Dataflow, stages: Stages, ledger: Ledger, store: Store
         for stage, node in dataflow.nodes.items():
             if node.runs(step):
                 await done[stage, step].wait()
+
+    async def saved(step: int) -> None:
+        saving[step] = asyncio.create_task(store.complete(step, ended(step)))
+        await asyncio.shield(saving[step])
 
     async def node(stage: str) -> None:
         for step in [step for step in dataflow.steps(stage) if not done[stage, step].is_set()]:
@@ -91,14 +98,36 @@ async def _play(dataflow: Dataflow, stages: Stages, ledger: Ledger, store: Store
             if stage == finishes(dataflow) and store.due(step):
                 store.published(step)
             if stage == "checkpoint":
-                group.create_task(store.complete(step, ended(step)))
+                group.create_task(saved(step))
             done[stage, step].set()
             progress(stage, ledger.num_finished)
 
-    async with asyncio.TaskGroup() as group:
-        nodes = [group.create_task(node(stage)) for stage in dataflow.nodes]
-        await asyncio.wait(nodes)
-        await stages.settle()
+    try:
+        async with asyncio.TaskGroup() as group:
+            nodes = [group.create_task(node(stage)) for stage in dataflow.nodes]
+            await asyncio.wait(nodes)
+            await stages.settle()
+    finally:
+        await _completed({
+            task: all(event.is_set() for (_, k), event in done.items() if k == step) for step, task in saving.items()
+        })  # fmt: skip
+
+
+async def _completed(saving: Mapping[asyncio.Task[None], bool]) -> None:
+    """What makes a checkpoint whole ends, where its step has (True); what is of another step is given up.
+
+    So that a run that fails, or is ended, keeps the steps that are behind it.
+    """
+    for task, has_ended in saving.items():
+        if not has_ended:
+            task.cancel()
+    if saving:
+        whole, late = await asyncio.wait(saving, timeout=_COMPLETE_TIMEOUT_S)
+        for task in late:
+            task.cancel()
+        for task in whole:
+            if not task.cancelled():
+                task.exception()  # told by whoever waits for it
 
 
 @contextmanager
@@ -141,9 +170,13 @@ def _own_peak(_: Any) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _message(error: BaseException) -> str:
-    """The innermost cause, with its type; workers' errors carry their own traceback."""
+def _message(error: BaseException, names: Mapping[str, str]) -> str:
+    """The innermost cause, with its type; workers' errors carry their own traceback. `names`: of workers by actor id."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     cause = getattr(error, "cause", None) or error
+    if getattr(cause, "_actor_init_failed", False):
+        return str(cause).strip().splitlines()[-1]
+    if (dead := names.get(str(getattr(cause, "actor_id", None)))) is not None:
+        return f"the process of {dead} died: it crashed, was killed, or there was no memory left for it"
     return f"{type(cause).__name__}: {cause}".strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import threading
 import time
@@ -10,12 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from executor.checkpoint import Rank, write_whole
+from executor.origin import origin
 from executor.recorder import Recorder
+from lab.data import tokenizer_folder
+from lab.scenario import Scenario
+from lab.tokenizing import tokenizer
 
 if TYPE_CHECKING:
     from executor.learner import Learner
     from executor.shard import Shard
 
+TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model",
+)  # fmt: skip
+"""files of a tokenizer in a model's folder"""
 FAILED = "failed.txt"
 """in the staging folder of a rank whose write beside the run failed: why"""
 
@@ -97,7 +107,7 @@ def shard_of(learner: Learner, rank: Rank) -> Shard:
     first = rank.rank == 0
     return Shard(
         weights=weights if first else None, tensors=tensors, numbers=numbers,
-        describe=_describer(learner.network) if first else None,
+        describe=_describer(learner.network, *_reader(learner.scenario, rank.role)) if first else None,
     )  # fmt: skip
 
 
@@ -116,14 +126,34 @@ def restore(learner: Learner, folder: Path, rank: Rank) -> float:
     return size
 
 
-def _describer(network: Any) -> Callable[[Path], None]:
-    """Writes the configuration of a network and the tokenizer, as Hugging Face lays them out."""
+def _reader(scenario: Scenario, role: str) -> tuple[Path | None, int | None]:
+    """The folder of the tokenizer that reads the data, None for the built-in characters; and how its sequences end, where
+    a network that is drawn from a seed cannot know."""
+    folder = tokenizer_folder(scenario) if scenario.data.source is not None else None
+    if folder is None:
+        return None, None
+    return Path(folder), tokenizer(folder).end if origin(scenario, role).weights == "random" else None
+
+
+def _describer(network: Any, reader: Path | None = None, end: int | None = None) -> Callable[[Path], None]:
+    """Writes the configuration of a network and the tokenizer, as Hugging Face lays them out.
+
+    `reader`: folder of another tokenizer than the built-in one; `end`: the id that ends its sequences.
+    """
 
     def describe(folder: Path) -> None:
         from executor.tokenizer import save_tokenizer
 
         config = getattr(network, "config", None) or network.trunk.config
+        if end is not None:
+            config = copy.deepcopy(config)
+            config.eos_token_id = end
         config.save_pretrained(folder)
-        save_tokenizer(folder)
+        if reader is None:
+            save_tokenizer(folder)
+            return
+        for name in TOKENIZER:
+            if (reader / name).is_file():
+                shutil.copyfile(reader / name, folder / name)
 
     return describe

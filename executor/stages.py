@@ -73,7 +73,9 @@ class Stages:
         engines = self.scenario.team("actor", "generate")
         meeting = (HOST, self._workers.weight_port, 1 + sum(engine.parallelism.tensor for engine in engines))
         joining = [self.switching.joining(engine, *meeting) for engine in engines]
-        bare = any(self.switching.takes_turns(engine) for engine in engines) or self.scenario.model("actor").lora is None
+        bare = (
+            any(self.switching.takes_turns(engine) for engine in engines) or self.scenario.model("actor").lora is None
+        )
         await _all([self.trainers["actor"][0].connect.remote(*meeting, bare=bare), *joining])
 
     async def run(self, stage: str, step: int) -> list[Info]:

@@ -10,7 +10,7 @@ by then, by weights that are gone: they are saved too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ SCORES = {
     "evaluation_reward": 1, "evaluation_accuracy": 1, "evaluation_margin": 1, "evaluation_loss": -1,
     "reward": 1, "accuracy": 1, "margin": 1, "loss": -1,
 }  # fmt: skip
-"""the first of these in the learning row of a step is its checkpoint's score, and whether more of it is better"""
+"""what checkpoints are judged by, the first of these that the learning row of any has; whether more of it is better"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,8 @@ class Store:
         rule = self.scenario.checkpoint.keep
         if rule is None:
             return
-        there = [retention.Checkpoint(step=step, score=score(self.ledger.row(step))) for step in self._sizes]
+        judged = scores({step: self.ledger.row(step) for step in self._sizes})
+        there = [retention.Checkpoint(step=step, score=judged[step]) for step in self._sizes]
         wanted = retention.Retention(**rule.model_dump())
         decided = retention.kept(wanted, there)
         for step in decided.delete:
@@ -131,10 +132,20 @@ class Store:
         }  # fmt: skip
 
 
-def score(row: dict[str, Any]) -> float | None:
-    """How good the model after a step is, by its evaluation, or by the rewards of its samples; None: nobody knows."""
-    found = (sign * float(row[name]) for name, sign in SCORES.items() if isinstance(row.get(name), int | float))
-    return next(found, None)
+def scores(rows: Mapping[int, dict[str, Any]]) -> dict[int, float | None]:
+    """By step, how good the model after it is: by evaluations, or by the samples of the steps where nothing was evaluated.
+
+    Only numbers of one name compare, so a step that was not evaluated has no score where others were; None: nobody knows.
+    """
+    known = [name for name in SCORES if any(_is_number(row.get(name)) for row in rows.values())]
+    return {
+        step: SCORES[known[0]] * float(row[known[0]]) if known and _is_number(row.get(known[0])) else None
+        for step, row in rows.items()
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def _size(root: Path, step: int) -> float:

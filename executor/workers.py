@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import random
 import shutil
 import socket
 import sys
@@ -79,6 +81,10 @@ class Workers:
         """The actors of one (role, work), in order."""
         return [self.actors[worker.name] for worker in self.scenario.team(role, work)]
 
+    def names(self) -> dict[str, str]:
+        """Of the workers by the id of their actor."""
+        return {actor._actor_id.hex(): name for name, actor in self.actors.items()}
+
     def stop(self) -> None:
         """Kills every actor, whatever it does, and ends Ray where `start` began it."""
         for actor in self.actors.values():
@@ -140,15 +146,30 @@ def served(scenario: Scenario, worker: Worker) -> bool:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of this machine that was free a moment ago.
+
+    It lies below those that the system gives to outgoing connections (ip(7), ip_local_port_range), one of which could
+    take it before it is used, and above those of Ray's own workers (10002 to 19999). Raises OSError where none is free.
+    """
+    first = _first_outgoing_port()
+    for port in random.SystemRandom().sample(range(first * 5 // 8, first), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise OSError(f"no TCP port between {first * 5 // 8} and {first} is free on {HOST}")
+
+
+def _first_outgoing_port() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        return 32768  # Linux's own
 
 
 def start_ray(folder: str) -> None:
     """A Ray on this machine alone, with its files in `folder`, which has to have a short name."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # a run tells its first one, without a traceback
     ray.init(
         address="local", num_cpus=len(os.sched_getaffinity(0)), num_gpus=0, include_dashboard=False,
         log_to_driver=False, logging_level=logging.ERROR, _temp_dir=folder,

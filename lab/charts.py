@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -166,6 +167,55 @@ def rewards(timelines: Mapping[str, Timeline]) -> Figure | None:
             traces.append({"type": "scatter", "mode": "lines+markers", "name": label} | points)
     layout = _layout(xaxis={"title": {"text": "step"}}, yaxis={"title": {"text": "mean reward"}})
     return {"data": traces, "layout": layout | {"height": 300}} if traces else None
+
+
+LEARNED = (
+    "loss", "value_loss", "kl", "clip_fraction", "effective_sample_size", "grad_norm", "margin", "accuracy",
+    "sampled_entropy", "distinct_2", "temperature", "evaluation_reward", "evaluation_win_rate", "evaluation_loss",
+    "evaluation_margin", "evaluation_accuracy",
+)  # fmt: skip
+"""numbers of a learning row that have a small chart of their own, in order"""
+_PER_ROW = 3
+
+
+def learning(timelines: Mapping[str, Timeline]) -> Figure | None:
+    """What else was learned, a small chart for each number that changes; None where nothing was recorded."""
+    rows = {label: _rounded(timeline) for label, timeline in timelines.items()}
+    named = [
+        name for name in LEARNED if len({row[name] for found in rows.values() for row in found if name in row}) > 1
+    ]
+    if not named:
+        return None
+    traces = [
+        {
+            "type": "scatter", "mode": "lines+markers", "name": label, "legendgroup": label, "showlegend": number == 0,
+            "xaxis": f"x{number + 1}", "yaxis": f"y{number + 1}", "line": {"color": line}, "marker": {"size": 4},
+            "x": [row["step"] for row in found if name in row], "y": [row[name] for row in found if name in row],
+        }
+        for number, name in enumerate(named)
+        for line, (label, found) in zip(itertools.cycle(_LINES), rows.items(), strict=False)
+    ]  # fmt: skip
+    high = -(-len(named) // _PER_ROW)
+    grid = {"rows": high, "columns": _PER_ROW, "pattern": "independent", "ygap": 0.45, "xgap": 0.15}
+    layout = _layout(**{f"{axis}axis{i + 1}": {} for i in range(len(named)) for axis in "xy"})
+    heads = [
+        {
+            "text": name.replace("_", " "), "xref": f"x{i + 1} domain", "yref": f"y{i + 1} domain", "x": 0, "y": 1.0,
+            "yanchor": "bottom", "xanchor": "left", "showarrow": False,
+        }
+        for i, name in enumerate(named)
+    ]  # fmt: skip
+    shown = {"grid": grid, "annotations": heads, "height": 90 + 190 * high, "showlegend": len(rows) > 1}
+    return {"data": traces, "layout": layout | shown}
+
+
+def _rounded(timeline: Timeline) -> list[dict[str, float]]:
+    """The numbers of the finished steps' learning rows that have a chart, to six digits: noise below is no change."""
+    rows = timeline.header.learning[: len(publications(timeline))]
+    return [
+        {name: float(f"{row[name]:.6g}") for name in ("step", *LEARNED) if isinstance(row.get(name), int | float)}
+        for row in rows
+    ]
 
 
 def _layout(**axes: Figure) -> Figure:

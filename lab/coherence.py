@@ -305,6 +305,9 @@ def _batches(scenario: Scenario) -> None:
         problem = f"{update.minibatch_samples} samples do not divide the {samples} samples of a step"
         raise Incoherent("update.minibatch_samples", problem, "use a divisor of prompts_per_step × samples_per_prompt")
     together = scenario.algorithm.together
+    if update.minibatch_samples % together:
+        problem = f"{scenario.algorithm.name} learns from pairs, which {update.minibatch_samples} samples tear apart"
+        raise Incoherent("update.minibatch_samples", problem, f"set it to a multiple of {together}")
     for role, part in scenario.trained.items():
         if update.minibatch_samples % (part.data_parallel * together):
             what = f"{update.minibatch_samples} samples" if together == 1 else f"{update.minibatch_samples // 2} pairs"
@@ -320,7 +323,10 @@ def _lengths(scenario: Scenario) -> None:
     if longest > (update.microbatch_tokens or longest):
         what = "the longest sequence" if together == 1 else "the longest pair of sequences"
         problem = f"{what} ({longest} tokens) does not fit a micro-batch"
-        raise Incoherent("update.microbatch_tokens", problem, f"set it to {longest} or more")
+        remedy = f"set it to {longest} or more"
+        if scenario.data.source is not None:
+            remedy += ", or leave longer lines out with `data.max_tokens` and `data.on_broken: skip`"
+        raise Incoherent("update.microbatch_tokens", problem, remedy)
     if update.microbatch_samples is not None and update.microbatch_samples < together:
         problem = f"{scenario.algorithm.name} learns from pairs, which one pass must hold"
         raise Incoherent("update.microbatch_samples", problem, f"set it to {together} or more")

@@ -164,7 +164,9 @@ class Train(Record):
         le=10**4,
         description="of the data_parallel × context_parallel ranks, how many share the experts",
     )
-    zero_stage: Annotated[Literal[0, 1, 2, 3], BeforeValidator(_number)] = Field(default=0, description="DeepSpeed ZeRO stage")
+    zero_stage: Annotated[Literal[0, 1, 2, 3], BeforeValidator(_number)] = Field(
+        default=0, description="DeepSpeed ZeRO stage"
+    )
     offload: Literal["none", "optimizer"] = Field(
         default="none", description="optimizer: states and update in host memory"
     )

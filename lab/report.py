@@ -23,6 +23,7 @@ def write_run_report(timeline: Timeline, summary: Mapping[str, Any], path: Path)
             ("Where the device-seconds went", charts.accounts({timeline.header.origin: summary["pools"]})),
             ("Step time", charts.steps(label)),
             ("Reward", charts.rewards(label)),
+            ("Learning", charts.learning(label)),
         ]
     )
     judged = summary.get("reward_report")
@@ -51,6 +52,7 @@ def write_comparison_report(
             ("Where the device-seconds went", charts.accounts(shares)),
             ("Step time", charts.steps({"predicted": predicted} | runs)),
             ("Reward", charts.rewards(runs)),
+            ("Learning", charts.learning(runs)),
         ]
     )
     rows = [*comparison.stages.items(), ("step", comparison.step)]

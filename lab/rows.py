@@ -75,10 +75,23 @@ class Rows:
     """broken lines by number, and what is wrong with each"""
 
     def split(self, share: float, seed: int) -> tuple[list[Row], list[Row]]:
-        """Rows to train on, and the share that never is, drawn by the seed; at least one of each where share > 0."""
+        """Rows to train on, and the share that never is, drawn by the seed; at least one of each where share > 0.
+
+        Rows of one prompt stay together, so that no held-out prompt is trained on: fewer are held out where they do not
+        fit the share, and none where all rows have the same prompt.
+        """
         number = min(max(round(len(self.rows) * share), int(share > 0)), len(self.rows) - 1)
-        drawn = np.argsort(uniform(seed, _HELD_OUT_STREAM, 0, np.arange(len(self.rows)), 0), kind="stable")
-        apart = set(drawn[:number].tolist())
+        drawn = np.argsort(uniform(seed, _HELD_OUT_STREAM, 0, np.arange(len(self.rows)), 0), kind="stable").tolist()
+        groups: dict[int, list[int]] = {}
+        names = [hash(tuple(row.prompt)) for row in self.rows]
+        for i in drawn:
+            groups.setdefault(names[i], []).append(i)
+        apart = set[int]()
+        for group in groups.values():
+            apart.update(group if len(apart) + len(group) <= number else ())
+        if number and not apart and len(groups) > 1:
+            fewest: list[int] = min(groups.values(), key=len)
+            apart.update(fewest)
         return (
             [row for i, row in enumerate(self.rows) if i not in apart],
             [row for i, row in enumerate(self.rows) if i in apart],
@@ -119,7 +132,9 @@ def read(path: Path, source: Source, tokenizer: Tokenizer, *, max_tokens: int | 
             )
     if not rows:
         said = (
-            f"all {len(broken)} lines are broken, the first: {min(broken.items())}" if broken else "the file is empty"
+            f"all {len(broken)} lines are broken, line {min(broken)}: {broken[min(broken)]}"
+            if broken
+            else "the file is empty"
         )
         remedy = f"write lines like {json.dumps(dict.fromkeys(FIELDS[source], '…'), ensure_ascii=False)}"
         raise InputError(file=str(path), problem=said, remedy=remedy)
@@ -138,8 +153,12 @@ def _row(number: int, line: bytes, source: Source, tokenizer: Tokenizer, max_tok
     prompt, *responses = (_text(found, name) for name in FIELDS[source])
     if len(responses) == 2 and responses[0] == responses[1]:
         raise _Broken("chosen and rejected are the same", "rejected")
+    try:
+        read = [tokenizer.prompt(prompt), *(tokenizer.response(text) for text in responses)]
+    except Exception as error:  # plain ones, for example where there is no token for what is unknown
+        raise _Broken(f"the tokenizer cannot read it: {error}") from None
     row = Row(
-        line=number, prompt=tokenizer.prompt(prompt), responses=[tokenizer.response(text) for text in responses],
+        line=number, prompt=read[0], responses=read[1:],
         label=_label(found) if source == "labels" else None, about=_about(found),
     )  # fmt: skip
     if not row.prompt or not all(row.responses):

@@ -10,12 +10,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -39,8 +40,13 @@ def begin(root: Path, scenario: Scenario, origin: str) -> Path:
             raise InputError(
                 file=str(folder), problem=str(error.strerror), remedy="name a writable folder with --out"
             ) from None
-        write_atomically(folder / "scenario.yaml", load.dump(scenario).encode())
-        mark(folder, scenario, msgspec.structs.replace(header_of(scenario, origin), status="running"))
+        try:
+            write_atomically(folder / "scenario.yaml", load.dump(scenario).encode())
+            mark(folder, scenario, msgspec.structs.replace(header_of(scenario, origin), status="running"))
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            problem, remedy = str(error.strerror or error), "make room there, or name another folder with --out"
+            raise InputError(file=str(folder), problem=problem, remedy=remedy) from None
         return folder
     raise InputError(
         file=str(root), problem="there are a thousand runs of this second", remedy="name another folder with --out"
@@ -61,7 +67,7 @@ def locked(folder: Path) -> Iterator[None]:
     path = folder / "lock"
     if not (folder / "run.json").is_file():
         raise InputError(file=str(folder), problem="not a run", remedy="name a folder that `lab execute` wrote")
-    with path.open("a+") as file:
+    with _opened(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
@@ -71,12 +77,21 @@ def locked(folder: Path) -> Iterator[None]:
             problem = f"process {file.read().strip() or '?'} is running it"
             raise InputError(file=str(folder), problem=problem, remedy="wait for it, or end it first") from None
         file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        with suppress(OSError):  # on a full disk the lock holds all the same
+            file.write(str(os.getpid()))
+            file.flush()
         try:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def _opened(path: Path) -> IO[str]:
+    try:
+        return path.open("a+")
+    except OSError as error:
+        problem, remedy = str(error.strerror or error), "make the folder writable"
+        raise InputError(file=str(path), problem=problem, remedy=remedy) from None
 
 
 def _make(root: Path) -> None:
@@ -128,7 +143,7 @@ def read(folder: Path) -> Timeline:
         status = "interrupted" if header.status == "running" else header.status
         rows = [*finished_rows(folder).values()] or header.learning
         return Timeline.of(msgspec.structs.replace(header, status=status, learning=rows), finished_spans(folder))
-    except (OSError, ValueError, KeyError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
         remedy = "name a folder that `lab simulate` or `lab execute` wrote"
         raise InputError(file=str(folder), problem=f"not a run: {error}", remedy=remedy) from None
 

@@ -162,7 +162,9 @@ class Scenario(Record):
     experience: Experience | None = Field(default=None, description="null: samples go with the calls, at no cost")
     checkpoint: Checkpoint = Checkpoint()
     evaluate: Evaluate = Evaluate()
-    scaling: dict[Scaled, Scale] = Field(default_factory=dict, description="by work; all that are placed where not named")
+    scaling: dict[Scaled, Scale] = Field(
+        default_factory=dict, description="by work; all that are placed where not named"
+    )
     faults: tuple[Fault, ...] = Field(default=(), description="what fails, at a time or by chance")
     num_steps: int = Field(ge=1, le=10**6)
 

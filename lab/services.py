@@ -55,6 +55,7 @@ class RemoteService(Record):
         try:
             address = urlsplit(value)
             good = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+            good = good and value.isascii() and value.isprintable() and " " not in value
         except ValueError:
             good = False
         if not good:

@@ -24,6 +24,8 @@ class Tokenizer:
     """begins as the model's sequences begin"""
     response: Callable[[str], list[int]]
     """ends with the end of sequence, where the tokenizer has one"""
+    end: int | None
+    """the id of that"""
 
 
 def tokenizer(folder: str | None) -> Tokenizer:
@@ -31,7 +33,7 @@ def tokenizer(folder: str | None) -> Tokenizer:
     if folder is None:
         return Tokenizer(
             vocabulary=len(IDS), prompt=lambda text: [IDS[BOS], *encode(text)],
-            response=lambda text: [*encode(text), IDS[EOS]],
+            response=lambda text: [*encode(text), IDS[EOS]], end=IDS[EOS],
         )  # fmt: skip
     inner, ending = _read(Path(folder) / FILE), _ending(Path(folder))
     end = None if ending is None else inner.token_to_id(ending)
@@ -39,9 +41,10 @@ def tokenizer(folder: str | None) -> Tokenizer:
         problem = f"the end of sequence {ending!r} is no token of {FILE}"
         raise InputError(file=str(Path(folder) / "tokenizer_config.json"), key="eos_token", problem=problem)
     return Tokenizer(
-        vocabulary=max(inner.get_vocab(with_added_tokens=True).values()) + 1,
+        vocabulary=max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         prompt=lambda text: list(inner.encode(text).ids),
         response=lambda text: [*inner.encode(text, add_special_tokens=False).ids, *([] if end is None else [end])],
+        end=end,
     )
 
 
@@ -69,4 +72,8 @@ def _ending(folder: Path) -> str | None:
     except (ValueError, AttributeError) as error:
         remedy = "use the tokenizer_config.json of the model"
         raise InputError(file=str(path), problem=f"cannot be read: {error}", remedy=remedy) from None
-    return named.get("content") if isinstance(named, dict) else named
+    found = named.get("content") if isinstance(named, dict) else named
+    if found is not None and not isinstance(found, str):
+        problem, remedy = f"{json.dumps(found)[:40]} is not text", "use the tokenizer_config.json of the model"
+        raise InputError(file=str(path), key="eos_token", problem=problem, remedy=remedy)
+    return found

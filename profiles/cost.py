@@ -117,7 +117,16 @@ class CostModel:
         nodes = tuple(hardware.node_of(device).name for device in worker.devices)
         machines = [hardware.machine_of(device) for device in worker.devices]
         spread = tuple(machines.index(machine) for machine in machines)
-        return worker.role, worker.work, worker.parallelism, worker.dtype, worker.kv_dtype, worker.threads, nodes, spread
+        return (
+            worker.role,
+            worker.work,
+            worker.parallelism,
+            worker.dtype,
+            worker.kv_dtype,
+            worker.threads,
+            nodes,
+            spread,
+        )
 
     def _engine_table(self, worker: Worker) -> EngineTable:
         from profiles import tables

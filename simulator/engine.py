@@ -104,9 +104,7 @@ class Contents:
         return found
 
 
-def grouped(
-    prompts: Sequence[int], groups: Sequence[int], block_tokens: int, widest: int | None = None
-) -> list[range]:
+def grouped(prompts: Sequence[int], groups: Sequence[int], block_tokens: int, widest: int | None = None) -> list[range]:
     """Contents of samples: those of one group share all full blocks of their prompt.
 
     Groups count from 0; `widest` is the number of blocks that no prompt exceeds: give it where more samples of these

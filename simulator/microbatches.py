@@ -43,7 +43,9 @@ class Passes:
 
     def __iter__(self) -> Iterator[Pass]:
         for number, tokens in enumerate(self.tokens.tolist()):
-            yield Pass(tokens=tokens, quantities={name: float(column[number]) for name, column in self.quantities.items()})
+            yield Pass(
+                tokens=tokens, quantities={name: float(column[number]) for name, column in self.quantities.items()}
+            )
 
     @property
     def padded(self) -> float:
@@ -158,7 +160,12 @@ def _passes(scenario: Scenario, role: str, units: Ints) -> Passes:
 
 
 def _tight(
-    scenario: Scenario, role: str, lengths: Sequence[int], prompts: Sequence[int], prompt_tokens: Sequence[int], stage: int
+    scenario: Scenario,
+    role: str,
+    lengths: Sequence[int],
+    prompts: Sequence[int],
+    prompt_tokens: Sequence[int],
+    stage: int,
 ) -> Passes:
     """Samples laid end to end."""
     shares = scenario.update.pack == "shared"

@@ -102,7 +102,9 @@ def whole(settings: Settings, tables: Tables, requests: Requests, groups: Ints) 
     if not play(state, tables.packed, tables.decode):
         return None
     rows = state.window[:-1][state.window[:-1, PIECES] > 0]
-    return Played(ended_s=state.ended, cached_tokens=int(state.count[HITS]), windows=tuple(map(window_of, rows.tolist())))
+    return Played(
+        ended_s=state.ended, cached_tokens=int(state.count[HITS]), windows=tuple(map(window_of, rows.tolist()))
+    )
 
 
 def _fresh(settings: Settings, requests: Requests, groups: Ints) -> Count:

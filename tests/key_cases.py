@@ -1,6 +1,5 @@
 """A case for every key of a scenario: what is changed, and what is set before so that it matters."""
 
-
 from tests import data_keys
 from tests import learning_keys as learning
 from tests.keys import BIG, DPO, JUDGED, LENGTHS, QUICK, SHIPPED, TINY, Case, Edits, like

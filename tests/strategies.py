@@ -42,9 +42,9 @@ Seconds = Callable[[str, int, str], float]
 
 def scenario(name: str = "quickstart", mode: str = "synchronous", num_steps: int = 3) -> Scenario:
     """A shipped scenario with another schedule and length."""
-    return SCENARIOS[name].replace(
-        {"schedule": {"mode": mode}, "num_steps": num_steps, "checkpoint": {"every_steps": 2}}
-    )
+    shipped = SCENARIOS[name]
+    schedule = {"mode": mode, "scoring": shipped.schedule.scoring}
+    return shipped.replace({"schedule": schedule, "num_steps": num_steps, "checkpoint": {"every_steps": 2}})
 
 
 def play(scenario: Scenario, seconds: Seconds, origin: str = "simulated") -> Timeline:

@@ -15,10 +15,14 @@ from lab.policies.microbatch import minibatches
 
 
 def partners(prompts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of each sample of a mini-batch, [n], whose response it is read with: a few places on, so that it is another
-    prompt's where all prompts have equally many samples, side by side."""
+    """Of each sample of a mini-batch, [n], whose response it is read with: a few places on, which is another prompt's
+    where none has more than half of the samples; else those of other prompts in turn, where there are any."""
     shift = int(np.unique(prompts, return_counts=True)[1].max(initial=0))
-    return (np.arange(len(prompts)) + shift) % max(len(prompts), 1)
+    found = (np.arange(len(prompts)) + shift) % max(len(prompts), 1)
+    for i in np.flatnonzero(prompts[found] == prompts):
+        others = np.flatnonzero(prompts != prompts[i])
+        found[i] = others[i % len(others)] if len(others) else found[i]
+    return found
 
 
 def mismatched(samples: Samples, minibatch_samples: int) -> Samples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from collections.abc import Callable
@@ -36,8 +37,13 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(told(lambda: app(args=arguments, standalone_mode=True)))
 
 
+_REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+"""what a disk may say to a write"""
+
+
 def told(command: Callable[[], Any]) -> Any:
-    """What a command returns; a user's mistake becomes one message and exit status 2, a run that is stuck 1."""
+    """What a command returns; a user's mistake becomes one message and exit status 2, a run that is stuck 1, and so does
+    what a disk refuses."""
     try:
         return command()
     except InputError as error:
@@ -45,4 +51,10 @@ def told(command: Callable[[], Any]) -> Any:
         return 2
     except RunStuck as error:
         print(f"the run is stuck: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"error: {place}{error.strerror}\n  remedy: make room, or write to another folder", file=sys.stderr)
         return 1

@@ -28,12 +28,19 @@ def execute(
     from lab.load import located
 
     with located(scenario):
-        timeline, summary = measure(read(scenario, cluster), out, resume)
+        chosen = read(scenario, cluster)
+        beside(scenario)
+        timeline, summary = measure(chosen, out, resume)
     emit(summary, json, summary_table(summary), summary_lines(summary))
     if timeline.header.status != "done":
         failed(Path(summary["run_dir"]), timeline.header.error or timeline.header.status)
         note(f"  go on with it: lab execute {scenario} --resume {summary['run_dir']}")
         raise typer.Exit(1)
+
+
+def beside(scenario: Path) -> None:
+    """A reward function of the scenario may lie in a module beside it."""
+    executor("rewards").importable(str(scenario.absolute().parent))
 
 
 def measure(scenario: Any, out: Path, resume: Path | None = None) -> tuple[Any, dict[str, Any]]:
@@ -47,7 +54,8 @@ def measure(scenario: Any, out: Path, resume: Path | None = None) -> tuple[Any, 
         earlier = None if resume is None else past(scenario, resume)
         with progress(scenario.num_steps) as step:
             timeline = run.execute(scenario, folder, step, earlier)
-        return timeline, runs.finish(folder, scenario, timeline)
+        with written(folder, timeline.header.error):
+            return timeline, runs.finish(folder, scenario, timeline)
 
 
 def past(scenario: Any, folder: Path) -> Any:
@@ -63,14 +71,17 @@ def past(scenario: Any, folder: Path) -> Any:
 
 
 @contextmanager
-def written(folder: Path) -> Iterator[None]:
-    """What the disk refuses ends the command with status 1 and one message; finished steps are in the folder."""
+def written(folder: Path, before: str = "") -> Iterator[None]:
+    """What the disk refuses ends the command with status 1 and one message; finished steps are in the folder.
+
+    `before`: what had ended the run by then.
+    """
     from lab.cli.show import failed
 
     try:
         yield
     except OSError as error:
-        failed(folder, f"{error.strerror or error}: {error.filename or folder}")
+        failed(folder, f"{f'{before}; ' if before else ''}{error.strerror or error}: {error.filename or folder}")
         raise typer.Exit(1) from None
 
 

@@ -21,13 +21,14 @@ def run(
     from pathlib import Path
 
     from lab.cli.compare import lines, side_by_side
-    from lab.cli.execute import executor, measure
+    from lab.cli.execute import beside, executor, measure
     from lab.cli.show import comparison_table, emit, failed, note
     from lab.cli.simulate import predict, read
     from lab.load import located
 
     with located(scenario):
         chosen = read(scenario, cluster)
+        beside(scenario)
         executor("limits").refuse(chosen)
         predicted, summary = predict(chosen, out, profile)
     note(f"predicted step: {summary['step_s']['mean']:.3f} s ({summary['run_dir']})")

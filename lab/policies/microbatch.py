@@ -21,9 +21,7 @@ def minibatches(num_samples: int, minibatch_samples: int) -> list[list[int]]:
     return [list(range(i, i + minibatch_samples)) for i in range(0, num_samples, minibatch_samples)]
 
 
-def pack(
-    lengths: Sequence[int], max_tokens: int, max_samples: int | None = None, together: int = 1
-) -> list[list[int]]:
+def pack(lengths: Sequence[int], max_tokens: int, max_samples: int | None = None, together: int = 1) -> list[list[int]]:
     """Groups of samples of similar length whose padded size, samples × longest, stays within `max_tokens`.
 
     Longest first, so the first pass is the largest one. Every sample is in exactly one group; a sample (or a pair)

@@ -18,7 +18,7 @@ class Retention:
     best: int = 0
     """so many with the highest score"""
     milestone_every: int | None = None
-    """those of steps that are multiples of it"""
+    """those after every so many steps, counted as the intervals of checkpoints are: steps count from 0"""
     recovery: bool = True
     """the last one from which training can go on exactly: weights, optimizer, random state and place in the data"""
 
@@ -68,7 +68,7 @@ def _reasons(
     yield from ((one.step, "latest") for one in complete[: rule.latest])
     yield from ((one.step, "best") for one in sorted(scored, key=lambda one: -(one.score or 0.0))[: rule.best])
     if rule.milestone_every:
-        yield from ((one.step, "milestone") for one in complete if one.step % rule.milestone_every == 0)
+        yield from ((one.step, "milestone") for one in complete if (one.step + 1) % rule.milestone_every == 0)
     if rule.recovery:
         yield from ((one.step, "recovery") for one in [one for one in complete if one.resumable][:1])
     yield from ((one.step, "in_use") for one in complete if one.step in in_use)

@@ -37,3 +37,11 @@ def test_every_prompt_is_read_with_another_prompt_s_response(num_prompts: int, e
 @pytest.mark.parametrize(("prompts", "expected"), [([0, 1, 2], [1, 2, 0]), ([5, 5, 7, 7], [2, 3, 0, 1]), ([4], [0])])
 def test_partners_are_as_few_places_on_as_reach_another_prompt(prompts: list[int], expected: list[int]) -> None:
     assert partners(np.asarray(prompts)).tolist() == expected
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12).map(sorted))
+def test_no_response_goes_with_its_own_prompt_where_there_is_another(prompts: list[int]) -> None:
+    """A mini-batch may cut the samples of a prompt, so that one has most of it."""
+    found = partners(np.asarray(prompts))
+    several = len(set(prompts)) > 1
+    assert all((prompts[partner] != prompts[i]) == several for i, partner in enumerate(found))

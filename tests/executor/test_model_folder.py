@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from executor.limits import refuse
 from executor.model_folder import problems, read_header
-from executor.network import build_actor, save
+from executor.network import build_actor, build_critic, save
 from lab.errors import InputError
 from lab.library import model as library_model
 from lab.scenario import Scenario
@@ -101,6 +101,19 @@ def test_a_trunk_without_a_head_can_judge_but_not_write(folder: Path) -> None:
     edited(folder, lambda tensors: {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"})
     assert "it has no LM head" in told(folder)
     assert not list(problems(folder, TINY, writes=False))
+
+
+def test_a_frozen_reward_has_to_have_learned_to_judge(folder: Path, scenario: Callable[..., Scenario]) -> None:
+    """A critic may begin with a new head; a judge with a new head says noise."""
+    model = {"arch": "tiny-llama", "dtype": "float32", "weights": str(folder)}
+    place = {"reward.score": {"pool": "all", "kind": "model", "threads": 1}}
+    chosen = scenario("quickstart", models={"reward": model}, place=place)
+    with pytest.raises(InputError, match=r"no value_head\.safetensors") as told_of:
+        refuse(chosen)
+    assert told_of.value.key == "models.reward.weights"
+    refuse(scenario("ppo-tiny", models={"critic": model}))
+    save(build_critic(TINY, 0, head_std=1.0), folder)
+    refuse(chosen)
 
 
 def test_a_config_of_another_shape_is_told(folder: Path) -> None:

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from executor.network import build_actor, build_critic, save
 from lab.library import model
@@ -58,6 +59,19 @@ def test_another_shape_is_refused(tmp_path: Path) -> None:
     save(build_actor(TINY, 1), tmp_path)
     with pytest.raises(ValueError, match="parameters"):
         build_actor(SHAPES["small-llama"], 1, str(tmp_path))
+
+
+def test_weights_of_other_names_are_refused(tmp_path: Path) -> None:
+    """Parameters that a folder does not have would be drawn at random, and nobody would notice."""
+    spec = model("tiny-llama")
+    save(build_actor(spec, 0), tmp_path)
+    file, weights = tmp_path / "model.safetensors", load_file(tmp_path / "model.safetensors")
+    save_file({name: w for name, w in weights.items() if name != "lm_head.weight"}, file, metadata={"format": "pt"})
+    build_critic(spec, 1, str(tmp_path))
+    renamed = {name.replace("up_proj", "upward"): tensor for name, tensor in weights.items()}
+    save_file(renamed, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"has no model\.layers\.0\.mlp\.up_proj\.weight"):
+        build_actor(spec, 1, str(tmp_path))
 
 
 def test_a_critic_starts_on_the_actor_s_trunk_with_values_of_zero() -> None:

@@ -102,6 +102,13 @@ def test_the_first_policy_is_its_origin(scenario: Make, tmp_path: Path) -> None:
     assert records.checkpoints(chosen, 5)["reference"] == found["reference"]
 
 
+def test_the_weights_of_a_reward_model_under_training_are_those_of_its_steps(scenario: Make) -> None:
+    chosen = scenario("reward-model-learns")
+    assert list(records.checkpoints(chosen, 0)) == ["reward"]
+    assert records.checkpoints(chosen, 0)["reward"].startswith("random:")
+    assert records.checkpoints(chosen, 3) == {"reward": f"{chosen.digest}/step-000002"}
+
+
 def test_a_damaged_record_is_refused_or_unharmed(scenario: Make, tmp_path: Path) -> None:
     """One flipped bit at each of many places: never a wrong number."""
     chosen, given = scenario("grpo-learns"), samples()

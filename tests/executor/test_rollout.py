@@ -13,6 +13,7 @@ import ray
 import torch
 
 from executor.beams import search
+from executor.evaluating import answers
 from executor.experience import Samples, merge
 from executor.inference import Request
 from executor.network import build_actor, save
@@ -187,6 +188,14 @@ def test_the_check_fails_when_the_prefix_cache_is_not_reset(pair: Pair) -> None:
     fresh, spans = pair.generate(10, few)
     assert stage(spans).attrs["cached_tokens"] == 6 * 32  # the first sample of each prompt fills the cache anew
     assert pair.gap(fresh) < CLOSE
+
+
+def test_an_evaluation_leaves_nothing_in_the_prefix_cache(pair: Pair) -> None:
+    """A resumed run does not evaluate again, and its next rollout has to compute what it would have."""
+    calls = [pair.engine.__ray_call__.remote(answers, 12, pair.version, (0, 1)) for _ in range(2)]
+    (first, info), (again, twice) = ray.get(calls)
+    assert stage(info["spans"]).attrs["cached_tokens"] == stage(twice["spans"]).attrs["cached_tokens"]
+    assert [tokens.tolist() for tokens in first.tokens] == [tokens.tolist() for tokens in again.tokens]
 
 
 def test_a_probe_is_short_and_leaves_no_span(pair: Pair) -> None:

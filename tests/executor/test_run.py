@@ -132,7 +132,9 @@ def judge(prompt, response):
 """
 
 
-@pytest.mark.parametrize(("kind", "message"), [("raises", "reward went wrong"), ("dies", "ActorDiedError")])
+@pytest.mark.parametrize(
+    ("kind", "message"), [("raises", "reward went wrong"), ("dies", "process of reward.score[0] died")]
+)
 def test_a_worker_that_fails_ends_the_run_and_keeps_finished_steps(
     local_ray: None, scenario: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, message: str
 ) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from executor.store import score
+from executor.store import scores
 
 
 @pytest.mark.parametrize(("row", "expected"), [
@@ -15,4 +15,11 @@ from executor.store import score
 def test_an_evaluation_counts_before_the_samples_of_the_step_and_less_loss_is_better(
     row: dict[str, object], expected: float | None
 ) -> None:
-    assert score(row) == expected
+    assert scores({7: row}) == {7: expected}
+
+
+def test_what_was_evaluated_is_not_compared_with_the_samples_of_other_steps() -> None:
+    rows = {0: {"reward": 0.9}, 1: {"reward": 0.4, "evaluation_reward": 0.5}, 2: {"evaluation_reward": 0.6, "loss": 1}}
+    assert scores(rows) == {0: None, 1: 0.5, 2: 0.6}
+    assert scores({0: {"reward": 0.9}, 1: {"loss": 0.1, "reward": 0.95}}) == {0: 0.9, 1: 0.95}
+    assert scores({}) == {}

@@ -1,6 +1,7 @@
 """Gangs of workers: all or nothing, and what an earlier run held is waited for."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +35,9 @@ def test_what_another_holds_is_named_after_a_while(local_ray: None, monkeypatch:
             workers._gang([CORES / 2] * 2)
     finally:
         remove_placement_group(held)
+
+
+def test_a_port_is_none_that_an_outgoing_connection_could_take() -> None:
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = [workers.free_port() for _ in range(50)]
+    assert all(19_999 < port < first for port in ports) and len(set(ports)) > 25

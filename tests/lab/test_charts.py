@@ -86,6 +86,18 @@ def test_lines_of_step_times_and_rewards() -> None:
     assert (drawn["data"][0]["x"], drawn["data"][0]["y"]) == ([0, 1, 2, 3], [0, 0.25, 0.5, 0.75])
 
 
+def test_learning_has_a_small_chart_for_each_number_that_moves() -> None:
+    timeline = play(scenario(num_steps=3), lambda *_: 1.0, "measured")
+    rows: list[dict[str, float]] = [{"step": k, "kl": k / 2, "temperature": 1.0} for k in range(3)]
+    rows[2]["evaluation_reward"], rows[0]["evaluation_reward"] = 0.5, 0.1
+    header = msgspec.structs.replace(timeline.header, learning=rows)
+    drawn = charts.learning({"measured": msgspec.structs.replace(timeline, header=header)})
+    assert drawn is not None and charts.learning({"measured": timeline}) is None
+    lines = {trace["yaxis"]: (trace["x"], trace["y"]) for trace in drawn["data"]}
+    assert [head["text"] for head in drawn["layout"]["annotations"]] == ["kl", "evaluation reward"]
+    assert lines == {"y1": ([0, 1, 2], [0, 0.5, 1]), "y2": ([0, 2], [0.1, 0.5])}
+
+
 def test_a_name_that_looks_like_html_is_shown_and_not_run() -> None:
     nasty = scenario().replace({"pools": {"<img src=x>": "local[0:2]"}, "sharing": {"<img src=x>": {"how": "resident"}},
                                 "place": {key: _elsewhere(part) for key, part in _place().items()}})  # fmt: skip

@@ -62,7 +62,8 @@ def span(stage: str, step: int, worker: str, start: float, end: float) -> Span:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_earliest_schedule_is_lawful(name: str, mode: str) -> None:
-    scenario = SCENARIOS[name].replace({"schedule": {"mode": mode}, "num_steps": 7})
+    schedule = {"mode": mode, "scoring": SCENARIOS[name].schedule.scoring}
+    scenario = SCENARIOS[name].replace({"schedule": schedule, "num_steps": 7})
     assert conforms(build(scenario), played(scenario)) == []
 
 

@@ -48,6 +48,7 @@ KEYS = [
     "bottleneck",
     "memory",
     "profiles",
+    "data",
     "reward",
     "logprob_gap_max",
     "wall_s",

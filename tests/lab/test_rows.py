@@ -102,7 +102,7 @@ def test_a_missing_file_is_told_with_its_neighbour(tmp_path: Path) -> None:
 
 @given(number=st.integers(1, 60), share=st.floats(0, 0.5), seed=st.integers(0, 99))
 def test_what_is_held_out_is_never_trained_on(number: int, share: float, seed: int) -> None:
-    every = [Row(line=i, prompt=[1], responses=[]) for i in range(number)]
+    every = [Row(line=i, prompt=[i], responses=[]) for i in range(number)]
     kept, apart = Rows(rows=every, sha256="", skipped={}).split(share, seed)
     assert sorted(row.line for row in [*kept, *apart]) == list(range(number))
     assert kept
@@ -110,8 +110,22 @@ def test_what_is_held_out_is_never_trained_on(number: int, share: float, seed: i
     assert abs(len(apart) - share * number) <= 1
 
 
+@given(
+    prompts=st.lists(st.integers(0, 8), min_size=2, max_size=60), share=st.floats(0.01, 0.5), seed=st.integers(0, 99)
+)
+def test_no_prompt_is_trained_on_and_held_out(prompts: list[int], share: float, seed: int) -> None:
+    every = [Row(line=i, prompt=[1, prompt], responses=[]) for i, prompt in enumerate(prompts)]
+    kept, apart = Rows(rows=every, sha256="", skipped={}).split(share, seed)
+    assert sorted(row.line for row in [*kept, *apart]) == list(range(len(prompts)))
+    assert not {row.prompt[1] for row in kept} & {row.prompt[1] for row in apart}
+    assert kept
+    assert bool(apart) == (len(set(prompts)) > 1)
+    rarest = min(prompts.count(prompt) for prompt in prompts)
+    assert len(apart) <= max(share * len(prompts) + 1, rarest), "a common prompt is no reason to hold out most rows"
+
+
 def test_the_seed_says_what_is_held_out() -> None:
-    every = Rows(rows=[Row(line=i, prompt=[1], responses=[]) for i in range(100)], sha256="", skipped={})
+    every = Rows(rows=[Row(line=i, prompt=[i], responses=[]) for i in range(100)], sha256="", skipped={})
     first, second = ({row.line for row in every.split(0.2, seed)[1]} for seed in (0, 1))
     assert first != second
     assert first == {row.line for row in every.split(0.2, 0)[1]}

@@ -126,3 +126,10 @@ def test_workers_stay_without_the_compiler() -> None:
     """vLLM's engine on a CPU does not start in a process that has llvmlite loaded, which numba needs."""
     loaded = loaded_by("import executor.rollout, executor.run, executor.trainer, executor.scoring, lab.load, lab.runs")
     assert "llvmlite" not in loaded
+
+
+def test_the_driver_of_a_real_run_loads_no_library_of_its_workers() -> None:
+    """Nor do the classes that it starts as workers, before they are `ready` in processes of their own."""
+    driver = ("run", "limits", "resume", "records", "recheck", "rollout", "scoring", "trainer")
+    loaded = loaded_by(f"import {', '.join(f'executor.{name}' for name in driver)}")
+    assert loaded & {"torch", "vllm", "deepspeed", "transformers", "peft"} == set()

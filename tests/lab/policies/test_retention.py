@@ -32,7 +32,7 @@ def test_what_must_be_kept_is_kept_and_nothing_else(
     newest = max((one.step for one in complete), default=-1)
     scored = [one for one in complete if one.score is not None]
     must = {one.step for one in complete[len(complete) - min(rule.latest, len(complete)) :]}
-    must |= {one.step for one in complete if rule.milestone_every and one.step % rule.milestone_every == 0}
+    must |= {one.step for one in complete if rule.milestone_every and (one.step + 1) % rule.milestone_every == 0}
     must |= {one.step for one in complete if one.step in in_use}
     must |= (
         {max(one.step for one in complete if one.resumable)}
@@ -61,19 +61,27 @@ def test_a_run_can_always_go_on(rule: Retention, stored: list[Checkpoint]) -> No
 
 
 def test_every_reason_is_named() -> None:
-    stored = [Checkpoint(step=step, score=float(-step)) for step in (10, 20, 30, 40)]
+    stored = [Checkpoint(step=step, score=float(-step)) for step in (9, 19, 29, 39)]
     stored += [
-        Checkpoint(step=50, resumable=False),
-        Checkpoint(step=60, complete=False),
-        Checkpoint(step=15, complete=False),
+        Checkpoint(step=49, resumable=False),
+        Checkpoint(step=59, complete=False),
+        Checkpoint(step=14, complete=False),
     ]
-    said = kept(Retention(latest=1, best=1, milestone_every=20, recovery=True), stored, {30})
+    said = kept(Retention(latest=1, best=1, milestone_every=20, recovery=True), stored, {29})
     assert said.keep == {
-        10: ("best",),
-        20: ("milestone",),
-        30: ("in_use",),
-        40: ("milestone", "recovery"),
-        50: ("latest",),
-        60: ("being_written",),
+        9: ("best",),
+        19: ("milestone",),
+        29: ("in_use",),
+        39: ("milestone", "recovery"),
+        49: ("latest",),
+        59: ("being_written",),
     }
-    assert said.delete == (15,)
+    assert said.delete == (14,)
+
+
+@given(st.integers(1, 10), st.integers(1, 5))
+def test_milestones_fall_on_checkpoints_of_the_interval(every: int, times: int) -> None:
+    """A checkpoint is written after every so many steps, a milestone is one after a multiple of them."""
+    saved = [step for step in range(every * times * 3) if (step + 1) % every == 0]
+    said = kept(Retention(latest=0, milestone_every=every * times, recovery=False), [Checkpoint(step=k) for k in saved])
+    assert list(said.keep) == [every * times * k - 1 for k in (1, 2, 3)]
