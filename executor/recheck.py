@@ -130,10 +130,11 @@ def _rewards(scenario: Scenario, samples: Samples, row: dict[str, Any]) -> Itera
         return
     from executor.scoring import RewardWorker
 
-    again = _scored(RewardWorker, scenario, "reward", samples)["rewards"]
+    again = _scored(RewardWorker, scenario, "reward", samples)
     by_rule = place.kind == "function"
     how = f"the function {place.function}" if by_rule else "the reward model"
-    yield compared("rewards", how, samples.columns["rewards"], again, EXACT if by_rule else FLOAT)
+    for name in [name for name in samples.columns if name == "rewards" or name.startswith("reward_")]:
+        yield compared(name, how, samples.columns[name], again.get(name, ()), EXACT if by_rule else FLOAT)
 
 
 def _references(scenario: Scenario, samples: Samples, row: dict[str, Any]) -> Iterator[Outcome]:
@@ -141,9 +142,11 @@ def _references(scenario: Scenario, samples: Samples, row: dict[str, Any]) -> It
         return
     from executor.scoring import ReferenceWorker
 
-    again = _scored(ReferenceWorker, scenario, "reference", samples)["reference_logprobs"]
-    ours, theirs = (np.concatenate(rows) for rows in (samples.columns["reference_logprobs"], again))
+    again, name = _scored(ReferenceWorker, scenario, "reference", samples), "mismatched_logprobs"
+    ours, theirs = (np.concatenate(found["reference_logprobs"]) for found in (samples.columns, again))
     yield compared("reference_logprobs", "the reference model", ours, theirs, FLOAT)
+    if name in samples.columns:
+        yield compared(name, "the reference model", samples.columns[name], again.get(name, ()), FLOAT)
 
 
 def _scored(kind: Callable[[Worker, Scenario], Any], scenario: Scenario, role: str, samples: Samples) -> dict[str, Any]:
@@ -157,8 +160,14 @@ def _scored(kind: Callable[[Worker, Scenario], Any], scenario: Scenario, role: s
 
 
 def _advantages(scenario: Scenario, samples: Samples, row: dict[str, Any]) -> Iterator[Outcome]:
-    """By formulas of their own, in double precision."""
+    """By formulas of their own, in double precision; of pairs that a reward has put in order, the order."""
     algorithm, columns = scenario.algorithm, samples.columns
+    if "weights" in columns:
+        chosen, rejected = columns["rewards"][::2], columns["rewards"][1::2]
+        decided = np.repeat(chosen > rejected, 2)
+        yield compared(
+            "weights", "1 where the first of a pair has the higher reward", columns["weights"], decided, EXACT
+        )
     if "advantages" not in columns:
         return
     recorded = np.concatenate(columns["advantages"])
@@ -226,5 +235,7 @@ def _losses(found: Recheck, folder: Path, scenario: Scenario, digest: str, row: 
             found.skipped[f"losses of {role}"] = str(reason)
             continue
         for name, value in numbers.items():
-            if name in row and value is not None:
+            if value is not None and name not in row:
+                found.skipped[name] = f"the run reported none of {role}"
+            elif value is not None:
                 found.checks.append(compared(name, f"{role}: the updates again from {start}", row[name], value, FLOAT))

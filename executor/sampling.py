@@ -20,7 +20,7 @@ from lab.policies import sampling as policy
 from lab.scenario import Scenario
 
 COLDEST = 0.05
-"""no temperature is lowered below it"""
+"""no temperature is lowered below it; what the scenario itself says may be colder"""
 _KEPT = 4
 """steps whose decisions are remembered: those that may be drawn again after a crash"""
 
@@ -47,7 +47,7 @@ class Decisions:
         base = drawing.temperatures(self._scenario, step, shape)
         if decided["shares"]:
             base = self._heats[self.arms(step).reshape(shape)]
-        return np.maximum(base + decided["offset"], COLDEST)
+        return np.maximum(base + decided["offset"], np.minimum(base, COLDEST))
 
     def arms(self, step: int) -> NDArray[np.int64]:
         """Which temperature of the mixture each sample of a step has, in the order of prompts, [N]."""

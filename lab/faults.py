@@ -44,7 +44,10 @@ class Keep(Record):
         json_schema_extra={"effect": "storage"},
     )
     milestone_every: int | None = Field(
-        default=None, ge=1, description="those after every so many steps: a multiple of `every_steps`", json_schema_extra={"effect": "storage"}
+        default=None,
+        ge=1,
+        description="those after every so many steps: a multiple of `every_steps`",
+        json_schema_extra={"effect": "storage"},
     )
     recovery: bool = Field(
         default=True,

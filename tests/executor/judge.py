@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -48,9 +49,10 @@ class Calls(BaseHTTPRequestHandler):
         status, answer = self.server.answers(number, body)
         with self.server.lock:
             self.server.inside -= 1
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(answer)
+        with suppress(ConnectionError):  # whoever asked may have given up meanwhile
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(answer)
 
     def log_message(self, *arguments: Any) -> None:
         pass

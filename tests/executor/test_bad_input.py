@@ -371,3 +371,18 @@ def test_a_disk_that_refuses_the_end_of_a_run_does_not_hide_what_ended_it(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     said = " ".join(capsys.readouterr().err.split())
     assert told.value.exit_code == 1 and "mine gave nan; No space left on device" in said
+
+
+@pytest.mark.parametrize("said", [{"hidden_act": "no_such"}, {"rope_scaling": {"rope_type": "no_such", "factor": 2.0}}])
+def test_a_network_that_cannot_be_built_names_its_folder(folder: Path, said: dict[str, Any]) -> None:
+    config = json.loads((folder / "config.json").read_text()) | said
+    config |= {"rope_parameters": said["rope_scaling"]} if "rope_scaling" in said else {}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"the network in {folder} cannot be built"):
+        build_actor(TINY, 0, str(folder))
+
+
+def test_weights_under_other_names_are_not_replaced_by_random_ones(folder: Path) -> None:
+    rewritten(folder, HEADERS["renamed"][0])
+    with pytest.raises(ValueError, match="drawn at random"):
+        build_actor(TINY, 0, str(folder))

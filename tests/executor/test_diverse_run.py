@@ -14,7 +14,7 @@ from lab.wiring import build
 from profiles.profile import datasheet
 from simulator.run import simulate
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 
 def test_every_way_of_drawing_at_once(local_ray: None, scenario: Callable[..., Scenario], tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ REFUSED: dict[str, dict[str, Any]] = {
         "place": {"actor.generate": [{"pool": "all", "tensor_parallel": 2, "backend": "transformers"}]}
     },
     "place.actor.generate[0].backend": {"place": {"actor.generate": [{"pool": "all", "backend": "trtllm"}]}},
+    "sampling.temperature": {"sampling": {"temperature": {"start": 1.0, "end": 0.005}}},
+    "evaluate.temperature": {"evaluate": {"every_steps": 1, "temperature": 0.005}},
     "sampling.top_p": {"sampling": {"top_p": 0.9}},
     "sampling.repetition_penalty": {"sampling": {"repetition_penalty": 1.2}},
     "rollout.batching": {"rollout": {"batching": "static"}},

@@ -12,6 +12,7 @@ from executor.workers import HOST
 from lab.scenario import Scenario
 from tests.executor.ranks import Ranks
 
+pytestmark = pytest.mark.real
 Make = Callable[..., Scenario]
 NUMBER, MINIBATCH = 8, 4
 COMBINATIONS = [(ranks, stage) for ranks in (1, 2) for stage in (0, 1, 2, 3)]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 from executor import records
 from executor.algorithms.advantages import ADVANTAGES
 from executor.experience import Samples
-from executor.recheck import EXACT, compared, recheck
+from executor.recheck import EXACT, Check, _advantages, compared, recheck
 from executor.run import execute
 from executor.tasks import echo_reward
 from lab import runs
@@ -98,6 +99,39 @@ def test_a_change_of_one_number_is_found(
     assert quantity in {check.quantity for check in found.checks if not check.matches}
 
 
+def two_parts(prompt: list[int], response: list[int]) -> dict[str, float]:
+    return {"first": response[0] / 64, "length": len(response) / 64}
+
+
+def test_a_changed_part_of_a_reward_is_found(scenario: Make, tmp_path: Path) -> None:
+    score = {"pool": "all", "kind": "function", "function": f"{__name__}:two_parts", "threads": 1}
+    changes = {"place": {"reward.score": score}, "algorithm": {"kl_coef": 0.0}, "checkpoint": {"every_steps": None}}
+    chosen = scenario("grpo-learns", **changes)
+    bare = judged(chosen)
+    parts = [two_parts([], row[6:].tolist()) for row in bare.tokens]
+    columns = {f"reward_{name}": np.asarray([part[name] for part in parts]) for name in ("first", "length")}
+    columns["rewards"] = columns["reward_first"] + columns["reward_length"]
+    whole: Samples = ADVANTAGES["grpo"](bare.with_columns(**columns), chosen.algorithm)
+    assert recheck(written(tmp_path / "a", chosen, whole), 0, losses=False).matches
+    columns["reward_length"] = columns["reward_length"] + 0.25
+    found = recheck(written(tmp_path / "b", chosen, whole.with_columns(**columns)), 0, losses=False)
+    assert [check.quantity for check in found.checks if not check.matches] == ["reward_length"]
+
+
+def test_a_pair_in_the_wrong_order_is_found() -> None:
+    rewards, pairs = np.array([0.5, 0.25, 0.5, 0.75, 0.5, 0.5]), np.arange(6) // 2
+    bare = Samples(
+        step=0, policy_version=0, prompts=pairs, num_prompt_tokens=np.ones(6, dtype=np.int64),
+        tokens=[np.array([1, 2])] * 6, logprobs=[np.zeros(1, np.float32)] * 6, columns={"rewards": rewards},
+    )  # fmt: skip
+    ordered = ADVANTAGES["dpo"](bare, None)
+    any_scenario: Any = SimpleNamespace(algorithm=None)
+    [right] = _advantages(any_scenario, ordered, {})
+    [wrong] = _advantages(any_scenario, ordered.take([1, 0, 2, 3, 4, 5]), {})
+    assert isinstance(right, Check) and right.matches
+    assert isinstance(wrong, Check) and not wrong.matches
+
+
 def test_a_reward_that_the_run_reported_wrongly_is_found(scenario: Make, tmp_path: Path) -> None:
     chosen = without_reference(scenario, "grpo-learns")
     found = recheck(written(tmp_path, chosen, judged(chosen), reward=0.5), 0, losses=False)
@@ -151,6 +185,7 @@ def test_differences_are_relative_above_one(recorded: float, recomputed: float, 
 
 
 @pytest.mark.real
+@pytest.mark.full
 def test_a_real_step_is_done_again_bit_for_bit(local_ray: None, scenario: Make, tmp_path: Path) -> None:
     """From the checkpoint before it, and from the first weights; a changed advantage changes the loss."""
     chosen = scenario("ppo-tiny", num_steps=2, checkpoint={"every_steps": 1}, schedule={"mode": "synchronous"})

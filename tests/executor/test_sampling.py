@@ -41,7 +41,7 @@ def play(decisions: Decisions, step: int, entropy: float = 1.0) -> dict[str, Any
 
 def test_without_a_choice_temperatures_are_the_scenario_s(scenario: Make) -> None:
     moving = {"start": 1.0, "end": 0.6, "schedule": "cosine"}
-    for sampling in ({}, {"temperature": 0.7}, {"temperature": moving}, {"mixture": ARMS}):
+    for sampling in ({}, {"temperature": 0.7}, {"temperature": 0.02}, {"temperature": moving}, {"mixture": ARMS}):
         decisions = made(scenario, **sampling)
         for step in range(20):
             found = decisions.temperatures(step)

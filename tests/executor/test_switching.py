@@ -155,6 +155,7 @@ def moved(timeline: Timeline) -> dict[str, list[tuple[str, float]]]:
 
 
 @pytest.mark.real
+@pytest.mark.full
 def test_a_run_in_turns_does_what_is_simulated(local_ray: None, scenario: Make, tmp_path: Path) -> None:
     from executor.run import execute
 
