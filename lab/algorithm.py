@@ -66,7 +66,11 @@ class PolicyGradient(Record):
 
 
 class Grpo(PolicyGradient):
-    """Group-relative policy optimisation (Shao et al. 2024): advantages are rewards normalised within a prompt."""
+    """Group-relative policy optimisation (Shao et al. 2024): advantages are rewards normalised within a prompt, by the
+    standard deviation of its samples.
+
+    The loss is a mean over all response tokens of a mini-batch (as in DAPO, Yu et al. 2025), not over each response first.
+    """
 
     name: Literal["grpo"]
 

@@ -30,8 +30,9 @@ def policy_loss(
     the KL divergence, exp(q - p) - (q - p) - 1 (Schulman 2020; Shao et al. 2024, equation 4).
 
     `weights` multiply the surrogate (decoupled objective, Hilton et al. 2022, equation 3); a `cap` truncates the ratio
-    (Ionides 2008), which for positive advantages the clip does already. `weight` and `weight_squared` are of the whole
-    weight of each token, ratio and `weights`.
+    (Ionides 2008), which for positive advantages the clip does already, and for negative ones leaves tokens beyond it
+    without a gradient. `clip_fraction` counts every ratio outside the range, whether the clip binds or not.
+    `weight` and `weight_squared` are of the whole weight of each token, ratio and `weights`.
     """
     ratio = torch.exp((new - old) * mask)
     kept = ratio if cap is None else ratio.clamp(max=cap)

@@ -59,7 +59,8 @@ def test_a_scenario_with_a_file_is_written_and_read_again_without_it(tmp_path: P
 
 
 def test_the_digest_goes_by_what_the_file_holds_and_not_by_where_it_lies(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    for name in "ab":
+        (tmp_path / name).mkdir()
     first, same = (load(written(tmp_path / name, "dpo", "preferences")) for name in "ab")
     assert first.data.file != same.data.file
     assert first.digest == same.digest
