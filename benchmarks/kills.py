@@ -3,7 +3,7 @@ that was killed ended bit for bit as one that never was.
 
     python benchmarks/kills.py --kills 10 --every 1 --every 4 --write benchmarks/kills.md
 
-Half of the kills wait for a rank to begin a write, the others for up to two steps and a moment of the next. What is
+Half of the kills wait for a rank to begin a write, the others for up to one interval and a step, and a moment. What is
 killed is the driver, a trainer, or every process at once, as when the machine loses power; moments and victims come from
 the seed. A checkpoint of every step holds the trainers up, those of longer intervals are written beside the next steps.
 """
@@ -164,7 +164,8 @@ def _resumptions(out: Path) -> int:
 
 def _strike(attempt: Attempt, folder: Path, draw: random.Random, moment: str) -> Kill:
     """Waits for the moment and kills the victim."""
-    victim, skip = draw.choice(VICTIMS), draw.randrange(3)
+    every = runs.read_scenario(folder).checkpoint.every_steps or 1
+    victim, skip = draw.choice(VICTIMS), draw.randrange(every + 2)
     after = draw.uniform(0.0, LATEST_S if moment == "training" else IN_WRITE_S)
     if moment == "writing":
         for _ in range(1 + skip // 2):

@@ -88,6 +88,7 @@ async def _play(dataflow: Dataflow, stages: Stages, ledger: Ledger, store: Store
     async def saved(step: int) -> None:
         saving[step] = asyncio.create_task(store.complete(step, ended(step)))
         await asyncio.shield(saving[step])
+        progress("checkpoint", ledger.num_finished)
 
     async def node(stage: str) -> None:
         for step in [step for step in dataflow.steps(stage) if not done[stage, step].is_set()]:
