@@ -194,7 +194,7 @@ def test_an_evaluation_leaves_nothing_in_the_prefix_cache(pair: Pair) -> None:
     """A resumed run does not evaluate again, and its next rollout has to compute what it would have."""
     calls = [pair.engine.__ray_call__.remote(answers, 12, pair.version, (0, 1)) for _ in range(2)]
     (first, info), (again, twice) = ray.get(calls)
-    assert stage(info["spans"]).attrs["cached_tokens"] == stage(twice["spans"]).attrs["cached_tokens"]
+    assert stage(twice["spans"]).attrs["cached_tokens"] == 0 <= stage(info["spans"]).attrs["cached_tokens"]
     assert [tokens.tolist() for tokens in first.tokens] == [tokens.tolist() for tokens in again.tokens]
 
 
@@ -276,7 +276,9 @@ class Collector:
 def test_samples_are_handed_on_as_they_end(pair: Pair) -> None:
     sink: Any = ray.remote(num_cpus=0)(Collector).remote()
     whole, _ = ray.get(pair.engine.generate.remote(12, pair.version, (3, 5), sinks=[sink]))
-    told = ray.get(sink.all.remote())
+    told: list[tuple[int, list[int], Samples]] = []
+    while sum(len(indices) for _, indices, _ in told) < len(whole):  # calls of two processes come in any order
+        told = ray.get(sink.all.remote())
     assert len(told) > 1
     assert {step for step, _, _ in told} == {12}
     places = [index for _, indices, _ in told for index in indices]
