@@ -53,11 +53,6 @@ class Earlier:
         ended = [span for span in self.spans if not span.op and (span.lost or span.stage == "restore")]
         return Counter(span.span_id.split("~")[0] for span in ended)
 
-    @property
-    def lost_steps(self) -> int:
-        """Finished steps that have to be done again, or were."""
-        return sum(fault.get("steps", 0) for fault in self.faults)
-
 
 def spans_of(folder: Path, saved: Iterable[dict[str, Any]]) -> list[Span]:
     """The spans on disk, and those that a checkpoint held because they were not there yet."""

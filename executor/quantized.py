@@ -81,9 +81,3 @@ def quantize(network: nn.Module) -> nn.Module:
             elif isinstance(layer, nn.Embedding):
                 setattr(parent, name, Int8Embedding(layer))
     return network.eval().requires_grad_(False)
-
-
-def held_bytes(network: nn.Module) -> int:
-    """Bytes of parameters and buffers, each counted once."""
-    held = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
-    return sum(tensor.numel() * tensor.element_size() for tensor in held.values())

@@ -138,11 +138,6 @@ def _writers(layout: Layout) -> int:
     return layout.group([rank.devices[0] for rank in team]).per_machine
 
 
-def _from_storage(layout: Layout, size: float) -> float:
-    """Time of `size` bytes from the storage to one machine."""
-    return layout.storage.latency + size / layout.storage.read_bandwidth
-
-
 def _engine_start(layout: Layout, q: Mapping[str, float]) -> float:
     return ENGINE_START_S[layout.device.kind] + _load(layout, q)
 

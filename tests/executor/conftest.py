@@ -1,5 +1,6 @@
 """One Ray for all tests that start real parts, and scenarios small enough for them."""
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lab.library import model
 from lab.load import load
 from lab.scenario import Scenario
 
@@ -41,3 +43,19 @@ def local_ray() -> Iterator[None]:
         start_ray(folder)
         yield
         ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny network, not to be changed."""
+    from executor.network import build_actor, save
+
+    folder = tmp_path_factory.mktemp("whole")
+    save(build_actor(model("tiny-llama"), 0), folder)
+    return folder
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it to spoil."""
+    return Path(shutil.copytree(whole, tmp_path / "model"))

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import json
 import os
-import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from executor.checkpoint import Damaged, read_json
 from executor.datasets import samples_of
 from executor.limits import refuse
 from executor.model_folder import problems
-from executor.network import build_actor, save
+from executor.network import build_actor
 from executor.resume import resume
 from executor.rewards import ByFunction, RewardFailed, reward_function
 from executor.tokenizer import save_tokenizer
@@ -43,18 +42,6 @@ SCENARIOS = Path(__file__).parents[2] / "scenarios"
 FILE = "model.safetensors"
 Header = dict[str, Any]
 BIG = {"actor": {"arch": "llama-2-70b", "dtype": "float32"}, "reference": {"like": "actor", "dtype": "float32"}}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
-    save(build_actor(TINY, 0), folder)
-    return folder
-
-
-@pytest.fixture
-def folder(whole: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole, tmp_path / "model"))
 
 
 def rewritten(folder: Path, change: Callable[[Header], Header], more: bytes = b"") -> None:

@@ -1,7 +1,6 @@
 """Folders with weights as they come: each fault is told before anything starts."""
 
 import json
-import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -14,26 +13,13 @@ from safetensors.torch import load_file, save_file
 
 from executor.limits import refuse
 from executor.model_folder import problems, read_header
-from executor.network import build_actor, build_critic, save
+from executor.network import build_critic, save
 from lab.errors import InputError
 from lab.library import model as library_model
 from lab.scenario import Scenario
 
 TINY = library_model("tiny-llama")
 WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
-    save(build_actor(TINY, 0), folder)
-    return folder
-
-
-@pytest.fixture
-def folder(whole: Path, tmp_path: Path) -> Path:
-    """A copy to spoil."""
-    return Path(shutil.copytree(whole, tmp_path / "model"))
 
 
 def told(folder: Path) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from executor.network import build_actor, build_critic
-from executor.quantized import Int8Embedding, Int8Linear, held_bytes, quantize, rounded
+from executor.quantized import Int8Embedding, Int8Linear, quantize, rounded
 from lab.library import model
 from tests.executor.judged import MODEL, Make, judged_by, samples, scorers
 
@@ -18,6 +18,12 @@ SEEDS = st.integers(0, 2**31)
 RMS, LARGEST = 0.08, 0.5
 """of log-probs, whose own standard deviation over tokens is 1; measured: 0.07 and 0.34"""
 SHAPES = ("tiny-llama", "small-llama")
+
+
+def held_bytes(network: nn.Module) -> int:
+    """Bytes of parameters and buffers, each counted once."""
+    held = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:
