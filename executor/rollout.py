@@ -87,11 +87,12 @@ class RolloutWorker:
         about: Mapping[str, Any] | None = None,
         temperatures: NDArray[np.float64] | None = None,
         sinks: Sinks = (),
+        *_: Any,
     ) -> tuple[Samples, dict[str, Any]]:
         """All samples of these prompts of a step; `about` is added to what the stage's span says.
 
         `temperatures` of each sample, [prompts, samples]; None: as the scenario says before anything is learned. Samples
-        go to the sinks as soon as they have ended, and are all returned too.
+        go to the sinks as soon as they have ended, and are all returned too. What more is given is only waited for.
 
         The info has `responses`: the prompt of each sample and the tokens of its response; and `diversity`.
         Raises RuntimeError where the engine has another version.
@@ -107,7 +108,7 @@ class RolloutWorker:
         responses = (samples.prompts, np.asarray(samples.lengths) - samples.num_prompt_tokens)
         return samples, {"spans": self.recorder.take(), "responses": responses, "diversity": diversity(samples)}
 
-    def receive_weights(self, step: int, *, reset_prefix_cache: bool = True) -> dict[str, Any]:
+    def receive_weights(self, step: int, *_: Any, reset_prefix_cache: bool = True) -> dict[str, Any]:
         """Takes what the sender broadcasts; the engine then holds version step + 1.
 
         KV blocks that older weights computed would still be hit, so the prefix cache is emptied as well.

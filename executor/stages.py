@@ -6,7 +6,7 @@ Samples go from worker to worker as references; only spans and numbers of intere
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,8 @@ class Stages:
         self._batches: dict[int, Any] = {}
         self._ended: set[tuple[str, int]] = set()
         self._begun: dict[tuple[str, int], asyncio.Future[list[Info]]] = {}
+        self._after: dict[tuple[str, int], list[Any]] = {}
+        """references to what calls of a stage wait for, where it has begun ahead"""
 
     async def setup(self) -> list[Info]:
         """Every worker builds what it needs; the sender and the engines meet."""
@@ -94,17 +96,19 @@ class Stages:
             self.recording.obtained(step)
         return infos
 
-    def _ahead(self, source: str, step: int) -> None:
-        """Hands on what a stage is about to return, before it has: whoever uses it waits for it at the worker, and starts
+    def _ahead(self, source: str, step: int, after: Sequence[Any] = ()) -> None:
+        """Calls what follows a stage before it has ended: workers wait for what it returns, or for `after`, and start
         without a word from the driver between. Only where nothing else is still to be waited for.
         """
-        for stage in HANDED_ON.get(source, ()):
-            if stage not in self.dataflow.nodes or self.dataflow.streams(stage, step):
+        for stage, later in HANDED_ON.get(source, ()):
+            run = (stage, step + later)
+            if stage not in self.dataflow.nodes or not self.dataflow.nodes[stage].runs(run[1]):
                 continue
-            others = set(self.dataflow.requirements(stage, step)) - {(source, step)}
-            if others <= self._ended:
-                self._begun[stage, step] = asyncio.ensure_future(STAGES[stage](self, step))
-                self._begun[stage, step].add_done_callback(_retrieved)
+            others = set(self.dataflow.requirements(*run)) - {(source, step)}
+            if others <= self._ended and not self.dataflow.streams(*run):
+                self._after[run] = list(after)
+                self._begun[run] = asyncio.ensure_future(STAGES[stage](self, run[1]))
+                self._begun[run].add_done_callback(_retrieved)
 
     async def finish(self) -> None:
         """Waits for what is still written beside the run, and judges a reward model. Raises OSError where it cannot be."""
@@ -113,11 +117,11 @@ class Stages:
             await judgement.write(self.scenario, self.trainers["reward"], self.folder, self.scenario.num_steps)
 
     async def rollout(self, step: int) -> list[Info]:
-        version = self.dataflow.policy_version("rollout", step)
+        version, after = self.dataflow.policy_version("rollout", step), self._after.pop(("rollout", step), [])
         heats, sinks = self.decisions.temperatures(step), self.judges.sinks
         calls = [
             engine.generate.options(num_returns=2).remote(
-                step, version, share.prompts, share.notes, heats[share.prompts], sinks
+                step, version, share.prompts, share.notes, heats[share.prompts], sinks, *after
             )
             for engine, share in zip(self.engines, self.dealer.deal(step), strict=True)
             if share.prompts
@@ -179,7 +183,10 @@ class Stages:
     async def update_actor(self, step: int) -> list[Info]:
         if self.reading is not None:
             return await self._update_from(self.reading, "actor", step)
-        return await _all([rank.update.remote(step, self._batches[step]) for rank in self.trainers["actor"]])
+        calls = [rank.update.remote(step, self._batches[step]) for rank in self.trainers["actor"]]
+        if self._synchronous:
+            self._ahead("update_actor", step, calls)
+        return await _all(calls)
 
     async def update_critic(self, step: int) -> list[Info]:
         """Of the critic, or of the reward model."""
@@ -201,12 +208,24 @@ class Stages:
 
         In a synchronous run the first forward pass of every update makes this comparison on the step's own samples.
         """
-        sends = [rank.send_weights.remote(step) for rank in self.trainers["actor"]]
-        engines = self.scenario.team("actor", "generate")
-        infos = await _all([*sends, *(self.switching.receiving(engine, step) for engine in engines)])
-        if self.scenario.schedule.mode != "synchronous":
+        after = self._after.pop(("weight_sync", step), [])
+        calls = [rank.send_weights.remote(step) for rank in self.trainers["actor"]]
+        calls += [self.switching.receiving(engine, step, after) for engine in self.scenario.team("actor", "generate")]
+        if self._synchronous and not self.judges.sinks and not self._saves(step):
+            self._ahead("weight_sync", step, calls)
+        infos = await _all(calls)
+        if not self._synchronous:
             infos.append({"spans": [], "learning": {"logprob_gap": await self._gap(step)}})
         return infos
+
+    @property
+    def _synchronous(self) -> bool:
+        return self.scenario.schedule.mode == "synchronous"
+
+    def _saves(self, step: int) -> bool:
+        """Whether a checkpoint takes the state of the driver as it is after a step, before anything of a later one."""
+        node = self.dataflow.nodes.get("checkpoint")
+        return node is not None and node.runs(step)
 
     async def _gap(self, step: int) -> float:
         """max |log-prob of the engine - log-prob of the trainer| over a few fresh tokens of every engine."""
@@ -262,8 +281,13 @@ class Stages:
         await _all([rank.settle.remote() for rank in self.ranks])
 
 
-HANDED_ON = {"rollout": ("reward", "reference"), "advantage": UPDATES}
-"""stages that may be called with what another one is about to return"""
+HANDED_ON: dict[str, Sequence[tuple[str, int]]] = {
+    "rollout": [("reward", 0), ("reference", 0)],
+    "advantage": [(stage, 0) for stage in UPDATES],
+    "update_actor": [("weight_sync", 0)],
+    "weight_sync": [("rollout", 1)],
+}
+"""stages that may be called before another one has ended, and how many steps later"""
 
 STAGES: dict[str, Callable[[Stages, int], Awaitable[list[Info]]]] = {
     "rollout": Stages.rollout,

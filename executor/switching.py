@@ -63,12 +63,13 @@ class Switching:
             return actor.__ray_call__.remote(turns.join, host, port, world_size)
         return actor.connect.remote(host, port, world_size)
 
-    def receiving(self, engine: Worker, step: int) -> Any:
-        """The call with which an engine takes new weights; one whose turn it is not keeps them for that."""
+    def receiving(self, engine: Worker, step: int, after: Sequence[Any]) -> Any:
+        """The call with which an engine takes new weights, once what it is `after` is there; one whose turn it is not
+        keeps them for that."""
         actor = self.actors[engine.name]
         if self.takes_turns(engine):
-            return actor.__ray_call__.remote(turns.receive, step)
-        return actor.receive_weights.remote(step)
+            return actor.__ray_call__.remote(turns.receive, step, *after)
+        return actor.receive_weights.remote(step, *after)
 
     async def switch(self, name: str, step: int, samples: dict[int, Any]) -> list[Info]:
         """Some workers give way, then others take their turn.

@@ -51,11 +51,17 @@ class WeightGroup:
         return tensor
 
     def receive(self) -> Iterator[tuple[str, Tensor]]:
-        """The named tensors of one `WeightSender.send`, in its order; of adapters the matrices that they change."""
+        """The named tensors of one `WeightSender.send`, in its order; of adapters the matrices that they change.
+
+        To be read to the end: asking for more than the last one tells the sender that all have been loaded.
+        """
         _, items = self._message()
-        if not self._base:
-            return items
-        return merged(self._base, dict(items), self._factor)
+        yield from merged(self._base, dict(items), self._factor) if self._base else items
+        self.meet()
+
+    def meet(self) -> None:
+        """Waits for every end."""
+        self._group.allreduce([torch.zeros(1)]).wait()
 
     def _message(self) -> tuple[float, Iterator[tuple[str, Tensor]]]:
         size = int(self.broadcast(torch.zeros(1, dtype=torch.int64)))
@@ -81,8 +87,11 @@ class WeightSender:
         self._message((base or {}).items(), factor)
 
     def send(self, items: Iterable[tuple[str, Tensor]]) -> float:
-        """Broadcasts named tensors, the names as Hugging Face's; returns the bytes of the tensors."""
-        return self._message(items)
+        """Broadcasts named tensors, the names as Hugging Face's, and waits until every end has loaded them; returns
+        the bytes of the tensors."""
+        sent = self._message(items)
+        self._group.meet()
+        return sent
 
     def _message(self, items: Iterable[tuple[str, Tensor]], factor: float = 1.0) -> float:
         tensors = [(name, tensor.detach().cpu()) for name, tensor in items]

@@ -158,7 +158,7 @@ def join(worker: RolloutWorker, host: str, port: int, world_size: int) -> None:
     worker.weight_group = WeightGroup(host, port, 1 + worker.index, world_size)  # type: ignore[attr-defined]
 
 
-def receive(worker: RolloutWorker, step: int) -> Info:
+def receive(worker: RolloutWorker, step: int, *_: Any) -> Info:
     """The process takes what is published, for the engine that starts in its next turn."""
     with worker.recorder.stage("weight_sync", step, step + 1), worker.recorder.op("transfer"):
         worker.published = dict(worker.weight_group.receive())  # type: ignore[attr-defined]
