@@ -138,7 +138,7 @@ class Learner:
             for batch in self.groups(samples, chosen, deals):
                 with self.recorder.op("forward") as notes:
                     output = self.output(batch)
-                    notes |= self._quantities(batch)
+                    notes |= self._quantities(batch, "forward")
                 if batch.weight:
                     found |= batch.gather(output)
         return found
@@ -166,10 +166,10 @@ class Learner:
             self.engine.enable_backward_allreduce = self._reduces_inside
             with self.recorder.op("forward") as notes:
                 loss = objective(self.output(batch), batch)
-                notes |= self._quantities(batch)
+                notes |= self._quantities(batch, "forward")
             with self.recorder.op("backward") as notes:
                 self.engine.backward(loss.total * (batch.weight * scale * self.world), scale_wrt_gas=False)
-                notes |= self._quantities(batch)
+                notes |= self._quantities(batch, "backward")
             for key, value in loss.sums.items():
                 sums[key] = sums.get(key, 0.0) + batch.weight * value * scale
         self._reduce()
@@ -298,13 +298,15 @@ class Learner:
         if self.zero_stage:
             self.engine.optimizer.refresh_fp32_params()
 
-    def _quantities(self, batch: Microbatch) -> dict[str, Any]:
+    def _quantities(self, batch: Microbatch, op: str) -> dict[str, Any]:
         rows, longest = batch.ids.shape
         if batch.pack != "padded":
             tokens = batch.ids.shape[1]
             found = packed_quantities(self.spec, self.role, batch.lengths.tolist(), self.zero_stage, tokens)
         else:
             found = pass_quantities(self.spec, self.role, rows, longest, self.zero_stage)
+        if (lora := self.scenario.model(self.role).lora) is not None:
+            found = lora.adapted(self.spec, found, self.scenario.update.products if op == "backward" else 0.0)
         return {"tokens": batch.num_tokens if batch.weight else 0, "quantities": found}
 
 

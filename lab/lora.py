@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import Field
 
 from lab.algorithm import LEARNING
@@ -23,6 +26,20 @@ class Lora(Record):
         if spec.moe is not None and spec.moe.shared_intermediate:
             mlp += self._mlp(spec, spec.moe.shared_intermediate) * spec.moe_layers
         return self.rank * (self._attention(spec) * spec.layers + mlp)
+
+    def adapted(self, spec: ModelSpec, quantities: Mapping[str, Any], products: float = 0.0) -> dict[str, Any]:
+        """The quantities of a pass over frozen matrices with these adapters, from those of one without.
+
+        `products`: of a backward pass over those of its forward pass, all weights trained, one part of which, the
+        gradients of frozen weights, is left out; 0: a forward pass. `adapter_values` are what adapters read and write
+        beside the matrices: tokens × (inputs + outputs) of each.
+        """
+        kept = (products - 1.0) / products if products else 1.0
+        share = self.parameters(spec) / spec.active_matrix_parameters
+        return dict(quantities) | {
+            "linear_flops": quantities["linear_flops"] * (kept + share),
+            "adapter_values": quantities["tokens"] * (self.parameters(spec) / self.rank),
+        }
 
     def _mlp(self, spec: ModelSpec, intermediate: int) -> int:
         return (3 if spec.gated else 2) * (spec.hidden + intermediate)

@@ -29,6 +29,12 @@ class Update(Record):
     )
     recompute: Literal["none", "full"] = Field(default="none", description="activation checkpointing of every layer")
 
+    @property
+    def products(self) -> float:
+        """Products of a backward pass over those of its forward pass, all weights trained; one part is the forward pass
+        again where activations are recomputed (Narayanan et al. 2021)."""
+        return 3.0 if self.recompute == "full" else 2.0
+
     @model_validator(mode="after")
     def _limited(self) -> Update:
         if self.microbatch_tokens is None and self.microbatch_samples is None:

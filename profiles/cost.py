@@ -194,14 +194,16 @@ class CostModel:
         return cost
 
     def _fitted(self, worker: Worker, op: str, fitted: OpProfile, quantities: Mapping[str, float]) -> Cost:
-        """One device was measured: more devices and threads divide its work, and their talk comes from the datasheet."""
+        """One device was measured: more devices divide its work, and their talk comes from the datasheet; threads divide it
+        by the speed-up that was measured, else by their number."""
         values = {name: v for name, v in terms(op, quantities).items() if name in fitted.ranges or name not in MERGED}
         inside = self._known[worker.name] and fitted.covers(values)
         spread = worker.parallelism
         devices = spread.devices if op in PASSES or op == "engine_step" else 1
-        shared = devices * self.threads(worker)
+        shared = devices * fitted.speedup(self.threads(worker))
         if shared > 1:
-            inside = inside and not PARALLEL.intersection(values)
+            known = devices == 1 and self.threads(worker) - 1 <= len(fitted.threads)
+            inside = inside and (known or not PARALLEL.intersection(values))
             values = {name: value / shared if name in PARALLEL else value for name, value in values.items()}
         if op == "optimizer" and spread.devices > 1:
             values["parameters"] *= self._roofline.layout(worker).share
@@ -211,13 +213,11 @@ class CostModel:
 
     def _adapted(self, worker: Worker, op: str, quantities: Mapping[str, Any]) -> Mapping[str, Any]:
         """With adapters a pass does more products, and its backward pass leaves out the gradients of frozen weights."""
-        layout = self._roofline.layout(worker)
-        if op not in (*PASSES, "engine_step") or not layout.adapter_parameters:
+        lora = self._scenario.model(worker.role).lora if op in (*PASSES, "engine_step") else None
+        if lora is None:
             return quantities
-        factor = backward_factor(layout) if op == "backward" else 1.0
-        kept = (factor - 1.0 if op == "backward" else 1.0) / factor
-        share = layout.adapter_parameters / layout.spec.active_matrix_parameters
-        return dict(quantities) | {"linear_flops": quantities["linear_flops"] * (kept + share)}
+        products = self._scenario.update.products if op == "backward" else 0.0
+        return lora.adapted(self._scenario.spec(worker.role), quantities, products)
 
     def _kind(self, worker: Worker) -> str:
         return self._scenario.hardware.node_of(worker.devices[0]).device
@@ -230,6 +230,9 @@ class CostModel:
             return True
         profile = self._profile_of[worker.name]
         if self._scenario.model(worker.role).lora is not None:
-            return False
+            passes = profile.ops.get("forward")
+            adapters = passes.ranges.get("adapter_values") if worker.work == "train" and passes is not None else None
+            if adapters is None or not adapters.high:
+                return False
         same = any(library_model(name) == self._scenario.spec(worker.role) for name in profile.models)
         return same and worker.dtype == profile.source.get("dtype", "float32")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lab.errors import InputError
 from lab.measurement import HELD_OUT, OPS, Measurement
-from profiles.formula import FORMULAS, terms
+from profiles.formula import FORMULAS, PARALLEL, terms
 from profiles.identify import apart, missing
 from profiles.profile import HeldOut, OpProfile, Profile, Range
 
@@ -70,6 +70,7 @@ def fit_op(op: str, points: Sequence[Measurement]) -> OpProfile:
         coefficients={name: float(value) for name, value in zip(names, coefficients, strict=True)},
         ranges={name: Range(low=float(rows[:, i].min()), high=float(rows[:, i].max())) for i, name in enumerate(names)},
         interference=_interference(op, points, coefficients),
+        threads=_speedups(op, points, coefficients),
         points=len(alone),
         residual_median=float(np.median(residuals)),
         residual_p90=float(np.quantile(residuals, 0.9)),
@@ -79,7 +80,7 @@ def fit_op(op: str, points: Sequence[Measurement]) -> OpProfile:
 
 
 def _alone(points: Sequence[Measurement]) -> list[Measurement]:
-    return [point for point in points if point.neighbours == 0 and point.source != HELD_OUT]
+    return [point for point in points if point.neighbours == 0 and point.threads == 1 and point.source != HELD_OUT]
 
 
 def _rows(op: str, points: Sequence[Measurement]) -> NDArray[np.float64]:
@@ -94,7 +95,7 @@ def _seconds(points: Sequence[Measurement]) -> NDArray[np.float64]:
 
 def _held_out(op: str, points: Sequence[Measurement], coefficients: NDArray[np.float64]) -> HeldOut | None:
     """Errors on the points that were measured alone and not fitted."""
-    kept = [point for point in points if point.neighbours == 0 and point.source == HELD_OUT]
+    kept = [point for point in points if point.neighbours == 0 and point.threads == 1 and point.source == HELD_OUT]
     if not kept:
         return None
     errors = _rows(op, kept) @ coefficients / _seconds(kept) - 1
@@ -122,11 +123,32 @@ def solve(rows: NDArray[np.float64], seconds: NDArray[np.float64], weights: NDAr
     return np.asarray(solution / scale)
 
 
+def _speedups(op: str, points: Sequence[Measurement], coefficients: NDArray[np.float64]) -> tuple[float, ...]:
+    """Median over the points with 2, 3, … threads of what divides their parallel terms; between 1 and the threads.
+
+    Points count whose parallel terms are most of their time. What was not measured between two numbers ends the list.
+    """
+    faster: dict[int, list[float]] = defaultdict(list)
+    for point in points:
+        if point.threads > 1 and point.neighbours == 0:
+            values = terms(op, point.quantities)
+            parts = {name: c * values[name] for c, name in zip(coefficients, FORMULAS[op], strict=True)}
+            shared = sum(seconds for name, seconds in parts.items() if name in PARALLEL)
+            serial = sum(parts.values()) - shared
+            if shared > serial:
+                left = max(point.seconds - serial, shared / point.threads)
+                faster[point.threads].append(max(shared / left, 1.0))
+    found = list[float]()
+    while faster.get(len(found) + 2):
+        found.append(float(np.median(faster[len(found) + 2])))
+    return tuple(found)
+
+
 def _interference(op: str, points: Sequence[Measurement], coefficients: NDArray[np.float64]) -> tuple[float, ...]:
     """Median slowdown against the fitted time beside 1, 2, … busy cores; at least 1 and never falling."""
     slower: dict[int, list[float]] = defaultdict(list)
     for point in points:
-        if point.neighbours:
+        if point.neighbours and point.threads == 1:
             values = terms(op, point.quantities)
             alone = float(sum(c * values[name] for c, name in zip(coefficients, FORMULAS[op], strict=True)))
             if alone > 0:

@@ -18,8 +18,11 @@ FORMULAS: dict[str, tuple[str, ...]] = {
     "logprob": ("each", "layers", "linear_flops", "activations", "attention_flops"),
     "score_host": ("each", "samples", "tokens"),
     "reward": ("each", "samples", "tokens"),
-    "forward": ("each", "layers", "linear_flops", "activations", "attention_flops", "zero3_passes"),
-    "backward": ("each", "layers", "linear_flops", "activations", "attention_flops", "zero2_passes", "zero3_passes"),
+    "forward": ("each", "layers", "linear_flops", "activations", "attention_flops", "adapter_values", "zero3_passes"),
+    "backward": (
+        "each", "layers", "linear_flops", "activations", "attention_flops", "adapter_values", "zero2_passes",
+        "zero3_passes",
+    ),
     "optimizer": ("each", "parameters", "zero1_passes", "zero2_passes", "zero3_passes"),
     "grad_sync": ("each", "bytes"),
     "update_host": ("each", "minibatches", "samples", "tokens"),
@@ -41,7 +44,7 @@ FORMULAS: dict[str, tuple[str, ...]] = {
     "scorer_start": ("each", "bytes"),
 } | {f"{stage}_stage": ("each", "tokens") for stage in LOGGED_STAGES}  # fmt: skip
 
-PARALLEL = frozenset({"linear_flops", "activations", "attention_flops", "kv_bytes"})
+PARALLEL = frozenset({"linear_flops", "activations", "attention_flops", "adapter_values", "kv_bytes"})
 """terms that more threads divide"""
 
 MERGED = ("activations", "layers")

@@ -49,6 +49,9 @@ class OpProfile(Record):
     interference: tuple[float, ...] = Field(
         default=(), description="slowdown beside 1, 2, … other busy cores; the last one holds for more"
     )
+    threads: tuple[float, ...] = Field(
+        default=(), description="speed of what threads divide with 2, 3, … of them over that with one"
+    )
     points: int = Field(ge=1, description="measurements that were fitted, each the median of a few repeats")
     residual_median: float = Field(ge=0, description="median of |predicted / measured - 1|")
     residual_p90: float = Field(ge=0)
@@ -75,9 +78,18 @@ class OpProfile(Record):
                 raise WrongValue(
                     path=("interference", place), problem=problem, remedy="write 1 where nothing slows down"
                 )
+        for place, factor in enumerate(self.threads):
+            if factor < 1:
+                problem = f"a speed of {factor!r} is below that of one thread"
+                raise WrongValue(path=("threads", place), problem=problem, remedy="write 1 where more do not help")
         for name, part in self.ranges.items():
             part.check("ranges", name)
         return self
+
+    def speedup(self, threads: int) -> float:
+        """By what so many threads divide what they share; where that many were not measured, each counts as one."""
+        known = (1.0, *self.threads)
+        return known[threads - 1] if threads <= len(known) else float(threads) * known[-1] / len(known)
 
     def seconds(self, terms: dict[str, float]) -> float:
         return sum(self.coefficients.get(name, 0.0) * value for name, value in terms.items())

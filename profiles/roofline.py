@@ -210,7 +210,7 @@ def _backward(layout: Layout, q: Mapping[str, float]) -> float:
 
 def backward_factor(layout: Layout) -> float:
     """Products of a backward pass over those of its forward pass, all weights trained."""
-    return 3.0 if layout.scenario.update.recompute == "full" else 2.0
+    return layout.scenario.update.products
 
 
 def _optimizer(layout: Layout, q: Mapping[str, float]) -> float:

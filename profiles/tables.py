@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 def of_fit(layout: Layout, fitted: OpProfile, *, measured: bool) -> EngineTable:
     """The formula of `engine_step` as a table: every term is linear in what the table's axes count.
 
-    Coefficients are of one device; tensor-parallel devices and threads divide its products, attention and reading.
+    Coefficients are of one device; tensor-parallel devices divide its products, attention and reading, and threads by
+    the speed-up that was measured.
     The axes and totals end where the measurements did. `measured`: they were made with this model and dtype.
     """
     spec, spread, ranges = layout.spec, layout.worker.parallelism, fitted.ranges
     c = {name: fitted.coefficients.get(name, 0.0) for name in FORMULAS["engine_step"]}
-    alone = spread.tensor * spread.pipeline * layout.threads
+    alone = spread.tensor * spread.pipeline * fitted.speedup(layout.threads)
     per_token = spec.linear_flops(1.0, head_tokens=0.0) + 2.0 * layout.adapter_parameters
     per_sequence = spec.linear_flops(0.0, head_tokens=1.0)
     kept = spec.kv_bytes_per_token(layout.worker.kv_dtype)
@@ -46,7 +47,7 @@ def of_fit(layout: Layout, fitted: OpProfile, *, measured: bool) -> EngineTable:
         prefill_step_s=c["prefill_steps"],
         token_context_s=c["attention_flops"] * spec.attention_flops(1.0) / alone,
         context_read_s=c["kv_bytes"] * kept / alone,
-        measured=measured and alone == 1,
+        measured=measured and spread.tensor * spread.pipeline == 1 and layout.threads - 1 <= len(fitted.threads),
     )
 
 

@@ -73,6 +73,7 @@ def _rounds(arch: str, other: str, rounds: int, alone: bool) -> Part:
         units.append(f"{arch}: round {number}, alone")
         if not alone and number < rounds:
             units.append(f"{arch}: round {number}, beside a busy core")
+    units += [f"{arch}: adapters"] + ([] if alone else [f"{arch}: two threads"])
     units += [f"{arch}: collectives", f"{arch}: profiled passes", f"{arch}: other sizes, engine starts"]
 
     @contextmanager
@@ -92,6 +93,10 @@ def _round(sweep: Sweep, neighbour: Neighbour, other: str, unit: str) -> Found:
         neighbour.rest()
     elif unit.endswith("alone"):
         found.points = sweep.round(neighbours=0)
+    elif unit.endswith("adapters"):
+        found.points = sweep.adapted()
+    elif unit.endswith("two threads"):
+        found.points = sweep.threaded(2)
     elif unit.endswith("collectives"):
         found.points = _collectives(sweep)
     elif unit.endswith("profiled passes"):

@@ -7,14 +7,21 @@ import json
 from executor.measure.grids import LONGEST, MICROBATCH_TOKENS, MINIBATCH
 from lab.scenario import Scenario
 
+ADAPTERS = {"rank": 8}
 
-def scenario(arch: str, ranks: int = 1, zero_stages: tuple[int, int] = (0, 0)) -> Scenario:
-    """`ranks` of the actor's training; ZeRO stages of the actor's and of the critic's."""
+
+def scenario(arch: str, ranks: int = 1, zero_stages: tuple[int, int] = (0, 0), *, adapters: bool = False) -> Scenario:
+    """`ranks` of the actor's training; ZeRO stages of the actor's and of the critic's; whether adapters of the actor
+    are trained instead of its weights."""
     model = {"like": "actor", "dtype": "float32"}
     data = {
         "name": f"measure-{arch}",
         "cluster": "local",
-        "models": {"actor": {"arch": arch, "dtype": "float32"}, "critic": model, "reference": model},
+        "models": {
+            "actor": {"arch": arch, "dtype": "float32", "lora": ADAPTERS if adapters else None},
+            "critic": model,
+            "reference": model,
+        },
         "algorithm": {"name": "ppo", "kl_coef": 0.01},
         "pools": {"all": "local"},
         "sharing": {"all": {"how": "resident"}},

@@ -21,7 +21,7 @@ def collapse(measurements: Iterable[Measurement]) -> list[Measurement]:
     groups: dict[tuple[Any, ...], list[Measurement]] = {}
     for point in measurements:
         what = (point.point,) if point.point else tuple(sorted(point.quantities.items()))
-        key = (point.op, point.model, point.device, point.neighbours, point.source, what)
+        key = (point.op, point.model, point.device, point.neighbours, point.threads, point.source, what)
         groups.setdefault(key, []).append(point)
     return [_one(same) for same in groups.values()]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -19,7 +19,7 @@ from executor.workers import HOST, Workers
 from lab.measurement import HELD_OUT as SOURCE_HELD_OUT
 from lab.measurement import Measurement, of_spans
 
-SYNCS, SAVES = 3, 2
+SYNCS, SAVES, THREADED = 3, 2, 3
 Task = Callable[[], list[Measurement]]
 
 
@@ -70,6 +70,30 @@ class Sweep:
         for _ in range(SAVES):
             found += self._tagged(self.in_process(self.actor, training.checkpoints, step=False))
         return found
+
+    def threaded(self, number: int) -> list[Measurement]:
+        """Large engine steps, scores and updates with so many threads each, and nothing beside them."""
+        workers = (self.engine, self.reference, self.actor)
+        self._with_threads(workers, number)
+        found = []
+        for _ in range(THREADED):
+            found += self._iterations("sweep", iterations.mixed, FITTED.mixed[0])
+            for shape in FITTED.threaded:
+                found += self._of(
+                    [{"spans": [*self._score(shape)[0]["spans"], *self.train((*shape, shape[1]))[1]["spans"]]}]
+                )
+        self._with_threads(workers, 1)
+        kept = [point for point in found if point.op in ("engine_step", "logprob", "forward", "backward")]
+        return [msgspec.structs.replace(point, threads=number) for point in kept]
+
+    def _with_threads(self, workers: Sequence[Any], number: int) -> None:
+        for worker in workers:
+            self.in_process(worker, training.with_threads, number, step=False)
+
+    def adapted(self) -> list[Measurement]:
+        """Updates of adapters."""
+        batches = [self.batch((*shape, shape[1]))[0] for shape in FITTED.threaded]
+        return self._of([self.in_process(self.actor, training.adapted, self.arch, *batches)])
 
     def grad_syncs(self) -> list[Measurement]:
         """What several ranks add to training: the all-reduce of gradients, each rank busy on a core of its own."""

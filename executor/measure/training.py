@@ -14,13 +14,14 @@ from lab.measurement import Measurement
 
 SHARES = (0.25, 1.0)
 """of the tensors that a weight transfer sends"""
+ADAPTER_REPEATS = 3
 
 
 def send(trainer: Trainer, step: int, share: float) -> dict[str, Any]:
     """Sends the first part of the weights to the engine, as the trainer sends all of them."""
     items = list(trainer.learner.weights().items())
     with trainer.recorder.stage("weight_sync", step), trainer.recorder.op("transfer") as notes:
-        size = trainer._sender.send(items[: max(1, round(share * len(items)))])
+        size = trainer.offering.sender.send(items[: max(1, round(share * len(items)))])
         notes |= {"bytes": size, "quantities": {"calls": 1.0, "bytes": size}}
     return {"spans": trainer.recorder.take()}
 
@@ -66,13 +67,37 @@ def at_size(trainer: Trainer, step: int, batch: Samples, arch: str, repeats: int
     """Spans of updates of another architecture in the same process, and Measurements of its checkpoints."""
     from executor.learner import Learner
 
-    own, other = trainer.learner, scenario(arch)
-    trainer.learner = Learner(
-        other, trainer.role, trainer.rank, trainer.world, trainer.worker.threads, trainer.recorder
-    )
+    own = trainer.learner
+    trainer.learner = Learner(scenario(arch), *_as(trainer))
     try:
         spans = [span for number in range(repeats + 1) for span in trainer.update(step + number, batch)["spans"]]
         written = [point for _ in range(repeats) for point in checkpoints(trainer)]
     finally:
         trainer.learner = own
     return {"spans": [span for span in spans if span.step > step], "checkpoints": written}
+
+
+def adapted(trainer: Trainer, step: int, arch: str, *batches: Samples) -> dict[str, Any]:
+    """Spans of updates of adapters in the same process, every batch ADAPTER_REPEATS times."""
+    from executor.learner import Learner
+
+    own = trainer.learner
+    trainer.learner = Learner(scenario(arch, adapters=True), *_as(trainer))
+    try:
+        numbers = range(step, step + 1 + ADAPTER_REPEATS)
+        spans = [span for number in numbers for batch in batches for span in trainer.update(number, batch)["spans"]]
+    finally:
+        trainer.learner = own
+    return {"spans": [span for span in spans if span.step > step and span.op in ("forward", "backward")]}
+
+
+def with_threads(worker: Any, number: int) -> None:
+    """From now on a worker computes with so many threads."""
+    import torch
+
+    torch.set_num_threads(number)
+
+
+def _as(trainer: Trainer) -> tuple[Any, ...]:
+    """What a learner is given after its scenario."""
+    return trainer.role, trainer.rank, trainer.world, trainer.worker.threads, trainer.recorder

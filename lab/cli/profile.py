@@ -111,7 +111,7 @@ def described(found: Any, path: Path) -> dict[str, Any]:
 
 
 def fit_table(found: Any) -> Any:
-    """Per op: points, residuals beside the noise of repeats, slowdown beside a busy neighbour."""
+    """Per op: points, residuals beside the noise of repeats, slowdown beside a busy neighbour, speed-up by a second thread."""
     from rich.table import Table
 
     from lab.cli.show import percent
@@ -123,6 +123,7 @@ def fit_table(found: Any) -> Any:
         "p90",
         "noise",
         "beside a busy core",
+        "two threads",
         title=f"profile {found.name}",
         title_justify="left",
     )
@@ -130,7 +131,8 @@ def fit_table(found: Any) -> Any:
         slow = f"× {part.interference[0]:.2f}" if part.interference else "–"
         noise = percent(part.spread / 2) if part.spread else "–"
         residuals = percent(part.residual_median), percent(part.residual_p90)
-        table.add_row(op, str(part.points), *residuals, noise, slow)
+        two = f"× {part.threads[0]:.2f}" if part.threads else "–"
+        table.add_row(op, str(part.points), *residuals, noise, slow, two)
     return table
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from lab.errors import InputError
 from lab.measurement import Measurement
@@ -81,3 +82,30 @@ def test_nothing_and_two_device_kinds_and_unknown_ops_are_refused() -> None:
     for wrong in ([], [one, other], [strange]):
         with pytest.raises(InputError):
             fit(wrong, name="p", source={})
+
+
+@given(planted, st.floats(1.0, 2.0))
+def test_the_speed_of_two_threads_is_that_of_what_they_divide(
+    coefficients: tuple[float, float, float], speed: float
+) -> None:
+    each, linear, attention = coefficients
+    threaded = [
+        structs.replace(point, threads=2, seconds=each + (point.seconds - each) / speed)
+        for point in points(coefficients)
+    ]
+    found = fit([*points(coefficients), *threaded], name="p", source={}).ops["forward"]
+    alone = fit(points(coefficients), name="p", source={}).ops["forward"]
+    assert found.coefficients == alone.coefficients
+    if any(
+        linear * p.quantities["linear_flops"] + attention * p.quantities["attention_flops"] > each for p in threaded
+    ):
+        assert found.threads == pytest.approx((speed,), rel=1e-4)
+        assert found.speedup(4) == pytest.approx(2 * speed, rel=1e-4)
+    assert found.speedup(1) == 1.0
+    assert alone.speedup(3) == 3.0
+
+
+def test_a_hole_in_the_numbers_of_threads_ends_what_is_known() -> None:
+    whole = points((1e-4, 1e-10, 1e-10))
+    three = [structs.replace(point, threads=3, seconds=point.seconds / 2) for point in whole]
+    assert fit([*whole, *three], name="p", source={}).ops["forward"].threads == ()
