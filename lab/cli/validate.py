@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.cli.options import Json
+from lab.cli.options import RUNS, Json, Out, ProfileName
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,18 +30,57 @@ def validate(
         Path | None,
         typer.Option("--output", help="Also write the result to this file: .md a page, .json with every row."),
     ] = None,
+    here: Annotated[
+        bool,
+        typer.Option("--here", help="Instead execute held-out scenarios on this machine, and judge their predictions."),
+    ] = False,
+    cases: Annotated[
+        list[str] | None, typer.Option("--case", help="With --here: a scenario; may be given again. Default: all.")
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="With --here: real executions of each.")] = 3,
+    profile: ProfileName = None,
+    out: Out = RUNS,
 ) -> None:
-    """Predict what others measured on real hardware, and print the errors."""
+    """Predict what others measured on real hardware, or what this machine does, and print the errors."""
     from lab.errors import InputError
     from simulator.studies.validate import validate as judge
 
-    if output is not None and output.suffix not in FORMATS:
-        problem, remedy = f"{output} is neither .md nor .json", "end the file's name in .md or .json"
+    formats = FORMATS[:1] if here else FORMATS
+    if output is not None and output.suffix not in formats:
+        problem, remedy = f"{output} ends in none of {', '.join(formats)}", "end the file's name in .md"
         raise InputError(key="--output", problem=problem, remedy=remedy)
+    if here:
+        raise typer.Exit(executed(cases or (), repeats, profile, out, output))
     result = judge(chosen or (), data, half)  # type: ignore[arg-type]
     if output is not None:
         write(result, output)
     show(result, json)
+
+
+def executed(chosen: Sequence[str], repeats: int, profile: str | None, out: Path, output: Path | None) -> int:
+    """Held-out scenarios on this machine; 1 where a prediction misses its bound."""
+    from rich.console import Console
+
+    from lab.cli.agreement import COLUMNS, Row, cases, judge, page
+    from lab.errors import InputError
+    from lab.explain import nearest
+    from lab.runs import write_atomically
+
+    known = cases()
+    for name in chosen:
+        if name not in known:
+            remedy = nearest(name, known, "held-out scenarios")
+            raise InputError(key="--case", problem=f"there is no held-out scenario {name!r}", remedy=remedy)
+    console = Console()
+
+    def told(row: Row) -> None:
+        console.print(" | ".join(row.cells()), highlight=False, markup=False, soft_wrap=True)
+
+    rows = judge(chosen or list(known), repeats, profile, out, told)
+    if output is not None:
+        write_atomically(output, page(rows, repeats).encode())
+    _print_table(console, "predicted and measured on this machine", COLUMNS, [row.cells() for row in rows])
+    return int(not all(row.met for row in rows))
 
 
 def write(result: Validation, path: Path) -> None:
