@@ -41,7 +41,7 @@ def test_without_data_one_message_and_status_2() -> None:
         (["--set", "verl"], "there is no validation set 'verl'"),
         (["--half", "both"], "there is no half 'both'"),
         (["--data", "/nowhere"], "/nowhere is no folder"),
-        (["--output", "accuracy.html"], "neither .md nor .json"),
+        (["--output", "accuracy.html"], "ends in none of .md, .json"),
     ],
 )
 def test_wrong_options_are_told_in_one_message(options: list[str], message: str) -> None:
