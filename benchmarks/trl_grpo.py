@@ -86,7 +86,8 @@ def scenario(threads: int, steps: int, seed: int) -> Scenario:
     """grpo-learns with the network and the lengths of this comparison.
 
     Every stage has all threads while it runs: small batches are generated faster by an engine on each core than by one
-    engine on all, passes of the trainer and the reference by one process.
+    engine on all, passes of the trainer and the reference by one process. An update is one pass, in which the samples of a
+    prompt share its tokens.
     """
     cores = f"local[0:{len(os.sched_getaffinity(0))}]"
     place: dict[str, Any] = {
@@ -100,7 +101,9 @@ def scenario(threads: int, steps: int, seed: int) -> Scenario:
         "response_tokens": {"dist": "fixed", "value": RESPONSE_TOKENS},
     }  # fmt: skip
     models = {"actor": {"arch": NETWORK, "dtype": "float32"}, "reference": {"like": "actor", "dtype": "float32"}}
+    update = {"minibatch_samples": 64, "microbatch_tokens": 4096, "pack": "shared"}
     changes = {"name": "beside-trl", "seed": seed, "models": models, "place": place, "workload": workload}
+    changes |= {"update": update}
     return load(ROOT / "scenarios/grpo-learns.yaml").replace(
         changes | {"num_steps": steps, "pools": {"all": cores}, "checkpoint": {"every_steps": None}}
     )
