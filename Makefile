@@ -20,7 +20,7 @@ LOCK  := requirements/$(ACCELERATOR).lock
 DEPS  := $(VENV)/.installed-$(ACCELERATOR)-$(shell sha256sum $(LOCK) | cut -c1-12)
 SELF  := $(VENV)/.editable-$(shell sha256sum pyproject.toml | cut -c1-12)
 WARM  := $(DEPS)-warm
-APT   := chromium chromium-driver fonts-dejavu-core
+APT   := chromium chromium-driver fonts-dejavu-core prometheus
 
 say = @printf '==> %s\n' "$(1)"
 
@@ -88,15 +88,17 @@ clean: ## remove .venv and caches; keeps runs/ and the profiles in your data dir
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The browser tests drive a system Chromium. Without root: say how to get it, and go on.
+# Some tests drive a system Chromium, some a Prometheus (whose service is not started: RUNLEVEL=1). Without root: say how
+# to get them, and go on.
 .PHONY: apt
 apt:
-	@if command -v chromium >/dev/null; then exit 0; fi; \
+	@missing=$$(for name in chromium prometheus; do command -v $$name >/dev/null || printf ' %s' $$name; done); \
+	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
-	  echo "no chromium: browser tests are skipped. To get it: sudo apt-get install -y $(APT)"; exit 0; fi; \
-	echo "==> apt-get install $(APT)   (browser tests)"; export DEBIAN_FRONTEND=noninteractive; \
+	  echo "no$$missing: their tests are skipped. To get it: sudo apt-get install -y $(APT)"; exit 0; fi; \
+	echo "==> apt-get install $(APT)   (browser and Prometheus tests)"; export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1; \
 	if ! { apt-get update -qq && apt-get install -y -qq --no-install-recommends $(APT); } >/dev/null; then \
-	  echo "apt-get failed: browser tests are skipped. To try again: apt-get install -y $(APT)"; fi
+	  echo "apt-get failed: their tests are skipped. To try again: apt-get install -y $(APT)"; fi
 
 # ---------------------------------------------------------------- how .venv comes to be
 

@@ -39,8 +39,12 @@ class Earlier:
     """one for each time the run was interrupted, as in a timeline's header"""
     startup_s: float | None = None
     """of the first attempt"""
+    samples: Any = None
+    """of a run without a barrier that goes back by itself: the books of the attempt before (`executor.past.Past`)"""
     notes: tuple[str, ...] = ()
     """what the user should know"""
+    clock: tuple[float, float] | None = None
+    """where the process that began the run lives on: its beginning and the run's time zero on the monotonic clock"""
 
     @property
     def ended_s(self) -> float:

@@ -9,8 +9,8 @@ Importing this module imports vLLM, which takes seconds; only rollout workers do
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,15 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.block_pool import BlockHashToBlockMap
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from executor.inference import Ended, Iteration, Progress, Request
+from executor.inference import Ended, InferenceBackend, Iteration, Progress, Request
 from executor.transfer import WeightGroup
 from lab.placement import Worker
+from lab.policies.weight_sync import Running
 from lab.scenario import Scenario
 
 BACKEND = "gloo"
@@ -96,7 +98,8 @@ class Rendezvous(WeightTransferInitInfo):
 class Update(WeightTransferUpdateInfo):
     """One weight update: names and shapes travel with the tensors."""
 
-    options: dict[str, Any] = field(default_factory=dict)
+    items: Any = None
+    """named tensors, where they do not come from the sender"""
 
 
 class GlooWeights(WeightTransferEngine[Rendezvous, Update]):
@@ -117,8 +120,11 @@ class GlooWeights(WeightTransferEngine[Rendezvous, Update]):
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Update) -> None:
-        assert self.group is not None, "init_transfer_engine comes first"
-        self.model.load_weights(self.group.receive())
+        items = update_info.items
+        if items is None:
+            assert self.group is not None, "init_transfer_engine comes first"
+            items = self.group.receive()
+        self.model.load_weights(items)
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -174,25 +180,73 @@ def scheduler(engine: LLMEngine) -> RecordingScheduler:
     return found
 
 
-class VllmBackend:
+class VllmBackend(InferenceBackend):
     """A vLLM engine behind `InferenceBackend`."""
 
     def __init__(self, scenario: Scenario, worker: Worker, folder: Path) -> None:
         self.engine = start_engine(scenario, folder, worker.parallelism.tensor)
         self.scheduler = scheduler(self.engine)
-        self._vocabulary = scenario.spec("actor").vocabulary
+        self._vocabulary, self._num_ranks = scenario.spec("actor").vocabulary, worker.parallelism.tensor
+        self._asked: dict[int, Request] = {}
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[Progress]:
-        """Runs the engine until all requests have ended; one progress for each of its iterations."""
-        for i, request in enumerate(requests):
-            self.engine.add_request(str(i), {"prompt_token_ids": request.prompt}, self.parameters(request))
-        while self.engine.has_unfinished_requests():
-            start = time.monotonic()
-            outputs = self.engine.step()
-            end = time.monotonic()
-            found = [iteration for iteration in self.scheduler.take() if iteration.tokens]
-            ended = [_ended(output, requests) for output in outputs if output.finished]
-            yield Progress(start_s=start, end_s=end, iterations=found, ended=ended)
+    def submit(self, requests: Sequence[Request], ids: Sequence[int]) -> None:
+        """Requests join the engine's queue."""
+        for number, request in zip(ids, requests, strict=True):
+            self._asked[number] = request
+            self.engine.add_request(str(number), {"prompt_token_ids": request.prompt}, self.parameters(request))
+
+    def advance(self) -> Progress:
+        """One iteration."""
+        start = time.monotonic()
+        outputs = self.engine.step()
+        end = time.monotonic()
+        found = [iteration for iteration in self.scheduler.take() if iteration.tokens]
+        ended = [self._ended(output) for output in outputs if output.finished]
+        return Progress(start_s=start, end_s=end, iterations=found, ended=ended)
+
+    def abort(self, ids: Sequence[int]) -> dict[int, int]:
+        """The scheduler lets them go before its next iteration."""
+        made = {number_of(one.request_id): one.num_output_tokens for one in self.scheduler.requests.values()}
+        gone = [number for number in ids if self._asked.pop(number, None) is not None]
+        self.engine.abort_request([str(number) for number in gone])
+        return {number: made.get(number, 0) for number in gone}
+
+    def running(self) -> list[Running]:
+        """In the order in which the scheduler has them; those that were preempted have tokens too."""
+        waiting = [one for one in self.scheduler.requests.values() if one not in self.scheduler.running]
+        held = [*self.scheduler.running, *(one for one in waiting if one.num_output_tokens)]
+        return [
+            Running(
+                sample=number_of(one.request_id), prompt_tokens=one.num_prompt_tokens,
+                response_tokens=one.num_output_tokens,
+            )
+            for one in held
+        ]  # fmt: skip
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that run or wait."""
+        return len(self._asked)
+
+    def hold(self) -> None:
+        """Pauses the scheduler and leaves it what it has."""
+        self.engine.sleep(level=0, mode="keep")
+
+    def go_on(self, forget: bool) -> None:
+        """With `forget` all that runs is preempted, so that the prefix cache can be emptied; else no block is found again
+        by its content, whoever uses it."""
+        if forget:
+            self.engine.reset_prefix_cache(reset_running_requests=True)
+        else:
+            self._lose_hashes()
+        self.engine.wake_up(tags=["scheduling"])
+
+    def _lose_hashes(self) -> None:
+        pool = self.scheduler.kv_cache_manager.block_pool
+        pool.cached_block_hash_to_block = BlockHashToBlockMap()
+        pool.cached_block_hashes_by_block.clear()
+        for block in pool.blocks:
+            block.reset_hash()
 
     def parameters(self, request: Request) -> SamplingParams:
         """What vLLM is told of a request. Log-probs come flat, unless there are candidates beside the token drawn."""
@@ -209,10 +263,19 @@ class VllmBackend:
         info = {"host": host, "port": port, "rank": rank, "world_size": world_size}
         self.engine.collective_rpc("init_weight_transfer_engine", args=(info,))
 
-    def receive_weights(self) -> None:
-        """Loads what the sender broadcasts, on every rank its part."""
+    def receive_weights(self) -> float:
+        """Loads what the sender pushes, on every rank its part."""
+        before = max(self.engine.collective_rpc("unpacking_seconds"))
+        self._update({})
+        return float(max(self.engine.collective_rpc("unpacking_seconds")) - before)
+
+    def load_weights(self, items: Iterable[tuple[str, Any]]) -> None:
+        """Loads named tensors, on every rank its part; to other processes they go all at once."""
+        self._update({"items": list(items) if self._num_ranks > 1 else items})
+
+    def _update(self, about: dict[str, Any]) -> None:
         self.engine.collective_rpc("start_weight_update")
-        self.engine.collective_rpc("update_weights", args=({},))
+        self.engine.collective_rpc("update_weights", args=(about,))
         self.engine.collective_rpc("finish_weight_update")
 
     def reset_prefix_cache(self) -> bool:
@@ -223,17 +286,21 @@ class VllmBackend:
         """Ends the engine and its ranks' processes."""
         self.engine.engine_core.shutdown()
 
+    def _ended(self, output: Any) -> Ended:
+        number, completion = number_of(output.request_id), output.outputs[0]
+        wanted, found = self._asked.pop(number).num_candidates, completion.logprobs
+        candidates: list[tuple[int, float]] = []
+        if wanted:
+            logprobs = [at[token].logprob for token, at in zip(completion.token_ids, found, strict=True)]
+            candidates = sorted(((token, one.logprob) for token, one in found[0].items()), key=lambda pair: -pair[1])
+        else:
+            logprobs = found.logprobs
+        return Ended(
+            index=number, tokens=list(completion.token_ids), logprobs=np.asarray(logprobs, dtype=np.float32),
+            num_cached_tokens=int(output.num_cached_tokens or 0), candidates=tuple(candidates[:wanted]),
+        )  # fmt: skip
 
-def _ended(output: Any, requests: Sequence[Request]) -> Ended:
-    index, completion = int(output.request_id.split("-")[0]), output.outputs[0]
-    wanted, found = requests[index].num_candidates, completion.logprobs
-    candidates: list[tuple[int, float]] = []
-    if wanted:
-        logprobs = [at[token].logprob for token, at in zip(completion.token_ids, found, strict=True)]
-        candidates = sorted(((token, one.logprob) for token, one in found[0].items()), key=lambda pair: -pair[1])
-    else:
-        logprobs = found.logprobs
-    return Ended(
-        index=index, tokens=list(completion.token_ids), logprobs=np.asarray(logprobs, dtype=np.float32),
-        num_cached_tokens=int(output.num_cached_tokens or 0), candidates=tuple(candidates[:wanted]),
-    )  # fmt: skip
+
+def number_of(request_id: str) -> int:
+    """What a request was submitted under; the engine adds characters of its own."""
+    return int(request_id.split("-")[0])

@@ -20,3 +20,8 @@ class EngineWorker(CPUWorker):
         register()
         torch.Generator = SeededGenerator  # type: ignore[misc]
         super().__init__(*args, **kwargs)
+
+    def unpacking_seconds(self) -> float:
+        """That this rank has spent so far on making whole weights of what came."""
+        transfer: Any = self.weight_transfer_engine
+        return 0.0 if transfer.group is None else float(transfer.group.unpacker.seconds)

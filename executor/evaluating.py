@@ -6,7 +6,6 @@ them. Plain numpy: the functions here run in the driver.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from executor.calls import values
 from executor.datasets import Dataset
 from executor.experience import Samples, merge
 from executor.inference import Request
@@ -130,43 +130,40 @@ class Evaluation:
         if scenario.evaluate.every_steps is None:
             return
         if not scenario.algorithm.rolls_out and scenario.algorithm.needs_reference:
-            [columns] = await _all([self._scorers["reference"][0].judged.remote(held_out(scenario))])
+            [columns] = await values([self._scorers["reference"][0].judged.remote(held_out(scenario))])
             self._reference = columns["reference_logprobs"]
         if not self.rows.begun:
             await self.run(START, 0)
 
-    async def run(self, step: int, version: int) -> list[dict[str, Any]]:
-        """One evaluation; its infos, the numbers with the first."""
+    async def run(self, step: int, version: int, absent: frozenset[int] = frozenset()) -> list[dict[str, Any]]:
+        """One evaluation, without engines that are `absent`, by index; its infos, the numbers with the first."""
+        self._absent = absent
         infos = await (self._answered if self.scenario.algorithm.rolls_out else self._read)(step, version)
         infos[0]["learning"] = learned(self.rows.rows[step])
         return infos
 
     async def _answered(self, step: int, version: int) -> list[dict[str, Any]]:
         number = len(prompt_set(self.scenario))  # of a file, as many as it has
-        dealt = [[prompt for prompt in share if prompt < number] for share in shares(self.scenario, max(step, 0))]
+        dealt = [
+            [prompt for prompt in share if prompt < number]
+            for share in shares(self.scenario, max(step, 0), self._absent)
+        ]
         pairs = zip(self._engines, dealt, strict=True)
-        found = await _all(
+        found = await values(
             [engine.__ray_call__.remote(answers, step, version, prompts) for engine, prompts in pairs if prompts]
         )
         samples = merge([part for part, _ in found])
-        [columns] = await _all([self._scorers["reward"][0].judged.remote(samples)])
+        [columns] = await values([self._scorers["reward"][0].judged.remote(samples)])
         self.rows.answered(step, samples, columns["rewards"])
         return [info for _, info in found]
 
     async def _read(self, step: int, version: int) -> list[dict[str, Any]]:
         samples = held_out(self.scenario)
-        found = await _all([rank.__ray_call__.remote(read, step, samples) for rank in self._ranks])
+        found = await values([rank.__ray_call__.remote(read, step, samples) for rank in self._ranks])
         outputs = {i: output for part, _ in found for i, output in part.items()}
         rows = [outputs[i] for i in range(len(samples))]
         self.rows.read(step, samples, judged(self.scenario, samples, rows, self._reference))
         return [info for _, info in found]
-
-
-async def _all(references: list[Any]) -> list[Any]:
-    async def value(reference: Any) -> Any:
-        return await reference
-
-    return list(await asyncio.gather(*(value(reference) for reference in references)))
 
 
 def answers(worker: RolloutWorker, step: int, version: int, prompts: Sequence[int]) -> tuple[Samples, dict[str, Any]]:

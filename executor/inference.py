@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.placement import Worker
+from lab.policies.weight_sync import Running
 from lab.scenario import Scenario
 
 
@@ -66,7 +67,7 @@ class Ended:
     """A response that has ended."""
 
     index: int
-    """of its request among those given"""
+    """its request's number, as `submit` was told; with `generate` the place among those given"""
     tokens: list[int]
     logprobs: NDArray[np.float32]
     """of each token under the distribution that it was drawn from: at the temperature, after top_p and penalty"""
@@ -90,16 +91,53 @@ class Progress:
 class InferenceBackend(Protocol):
     """An engine with one network. Draws depend on a request's seed alone, not on what runs beside it."""
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[Progress]:
-        """Runs the engine until all requests have ended."""
+    def submit(self, requests: Sequence[Request], ids: Sequence[int]) -> None:
+        """Requests join the queue, each under a number that nobody in the engine has."""
         ...
+
+    def advance(self) -> Progress:
+        """Calls the engine once, which makes one pass; of an empty one nothing."""
+        ...
+
+    def abort(self, ids: Sequence[int]) -> dict[int, int]:
+        """These leave, whether they run or wait; the response tokens that each has. Numbers that nobody has are left
+        out."""
+        ...
+
+    def running(self) -> list[Running]:
+        """What runs, with the tokens that it has: what waits and has none is not among it."""
+        ...
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that run or wait."""
+        ...
+
+    def hold(self) -> None:
+        """Stands still between two passes, so that weights can be loaded; what runs stays as it is."""
+        ...
+
+    def go_on(self, forget: bool) -> None:
+        """Goes on after `hold`. `forget`: keys and values of all that runs are computed anew by the next pass; else they
+        stay, and only those that later prompts would find again are forgotten."""
+        ...
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[Progress]:
+        """Runs the engine until all requests have ended; one progress for each call of it."""
+        self.submit(requests, range(len(requests)))
+        while self.unfinished:
+            yield self.advance()
 
     def connect(self, host: str, port: int, rank: int, world_size: int) -> None:
         """Meets the sender of weights; blocks until every end has. `rank` of the first of its processes."""
         ...
 
-    def receive_weights(self) -> None:
-        """Takes what the sender broadcasts."""
+    def receive_weights(self) -> float:
+        """Takes what the sender pushes; the seconds that unpacking it took."""
+        ...
+
+    def load_weights(self, items: Iterable[tuple[str, Any]]) -> None:
+        """Takes whole tensors by Hugging Face's names, some or all."""
         ...
 
     def reset_prefix_cache(self) -> bool:

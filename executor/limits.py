@@ -8,12 +8,17 @@ from collections.abc import Iterator
 import psutil
 
 from executor import inputs
+from executor.continuous_limits import limits as continuous_limits
 from executor.engine_limits import engines, installed
+from executor.fault_limits import limits as fault_limits
+from executor.gang import ADDRESS, given_address
 from executor.rewards import CHARACTERS_ONLY, reward_function
+from executor.rollout_limits import limits as rollout_limits
 from executor.tokenizer import CHARACTERS, EOS, IDS, encode
 from executor.training_limits import limits as training_limits
 from executor.turns import limits as turns_limits
 from executor.unbuilt import unbuilt
+from executor.weight_limits import limits as weight_limits
 from lab.data import tokenizer_folder
 from lab.errors import InputError
 from lab.placement import Generate, RewardScore, Score, Train, Worker
@@ -35,7 +40,7 @@ def refuse(scenario: Scenario) -> None:
     """Raises InputError naming the first key that this executor cannot honour on this machine."""
     rules = (
         unbuilt, _build, _network, _devices, inputs.data, inputs.models, _placements, engines, _memory, _reward,
-        turns_limits, training_limits,
+        turns_limits, training_limits, continuous_limits, weight_limits, rollout_limits, fault_limits,
     )  # fmt: skip
     for rule in rules:
         for key, problem, remedy in rule(scenario):
@@ -59,7 +64,7 @@ def _reads_characters(scenario: Scenario) -> bool:
 
 
 def _network(scenario: Scenario) -> Iterator[Refusal]:
-    """Execution stays on this machine, whose network nobody can choose."""
+    """Execution stays at one place, whose network nobody can choose."""
     cluster = scenario.hardware
     if len(cluster.sites) > 1:
         yield "cluster.sites", f"{len(cluster.sites)} sites, execution uses this machine", "use `cluster: local`"
@@ -71,9 +76,6 @@ def _network(scenario: Scenario) -> Iterator[Refusal]:
         for j, node in enumerate(site.nodes):
             if node.nics > 1:
                 yield f"cluster.sites[{i}].nodes[{j}].nics", "ports to other machines are not used", "set it to 1"
-    if scenario.weight_sync.topology not in (None, "chain"):
-        problem = f"weights go by one broadcast to all engines, not by {scenario.weight_sync.topology}"
-        yield "weight_sync.topology", problem, "remove it, or simulate the scenario"
 
 
 def _devices(scenario: Scenario) -> Iterator[Refusal]:
@@ -83,8 +85,11 @@ def _devices(scenario: Scenario) -> Iterator[Refusal]:
         kinds = {scenario.hardware.node_of(device).device for device in devices} - {"cpu-core"}
         if kinds and any(worker.pool == pool for worker in scenario.workers.values()):
             yield f"pools.{pool}", f"execution uses CPU cores, this pool has {min(kinds)}", "simulate it, or name cores"
+    if given_address() is not None:
+        return  # what that Ray has is looked at when the gang is placed
     if len({scenario.hardware.machine_of(device) for device in named}) > 1:
-        yield "pools", "the devices stand on several machines, execution uses this one", "use `cluster: local`"
+        problem = f"the devices stand on several machines, and {ADDRESS} names no Ray that has them"
+        yield "pools", problem, f"start Ray on them and set {ADDRESS}, or use `cluster: local`"
     if len(named) > cores:
         yield "pools", f"{len(named)} cores are named, this machine has {cores}", f"name at most {cores} cores"
 
@@ -116,6 +121,8 @@ def _placements(scenario: Scenario) -> Iterator[Refusal]:
 
 def _memory(scenario: Scenario) -> Iterator[Refusal]:
     """Workers that hold more than this machine has: a lower bound, without activations and what libraries take."""
+    if given_address() is not None:
+        return  # it is not this machine's alone
     there, turns = psutil.virtual_memory().total, dict[str, float]()
     for worker in scenario.workers.values():
         turn = slice_of(scenario, worker)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from executor.tracing import traced
 from lab.timeline import Span
 
 
@@ -32,12 +33,14 @@ class Recorder:
         """
         self._stage, self._num_ops, notes = (stage, step, policy_version), 0, dict[str, Any]()
         self._node = node or stage
-        start = time.monotonic()
-        try:
-            yield notes
-        finally:
-            self._add(stage, step, policy_version, "", start, time.monotonic(), notes)
-            self._stage = None
+        with traced(self._node, step, self.worker) as trace:
+            notes |= {} if trace is None else {"trace": trace}
+            start = time.monotonic()
+            try:
+                yield notes
+            finally:
+                self._add(stage, step, policy_version, "", start, time.monotonic(), notes)
+                self._stage = None
 
     @contextmanager
     def op(self, op: str) -> Iterator[dict[str, Any]]:

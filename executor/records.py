@@ -22,6 +22,7 @@ from executor.experience import Samples
 from executor.origin import origin
 from lab.errors import InputError
 from lab.scenario import Scenario
+from lab.wiring import batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,14 +94,28 @@ def _identity(scenario: Scenario, samples: Samples, created_at: datetime) -> dic
 
     number, step = len(samples), samples.step
     places = zip(samples.prompts.tolist(), samples.indices.tolist(), strict=True)
-    said = {f"{role}_checkpoint": text for role, text in checkpoints(scenario, samples.policy_version).items()}
+    versions = samples.columns.get("versions", np.full(number, samples.policy_version))
     return {
         "rollout_id": [f"{scenario.digest}/{step}/{prompt}/{index}" for prompt, index in places],
         "prompt_id": prompt_ids(samples),
         "step": np.full(number, step),
-        "policy_version": np.full(number, samples.policy_version),
+        "policy_version": versions,
         "created_at": pa.array([created_at] * number, pa.timestamp("us", tz="UTC")),
-    } | {name: _repeated(text, number) for name, text in said.items()}
+    } | _behind(scenario, versions)
+
+
+def _behind(scenario: Scenario, versions: NDArray[np.int64]) -> dict[str, Any]:
+    """By role, the weights behind each sample, of which a batch that was made without a barrier has several."""
+    import pyarrow as pa
+
+    known, rows = np.unique(versions, return_inverse=True)
+    said = [checkpoints(scenario, int(version)) for version in known]
+    found = {}
+    for role in said[0] if said else ():
+        texts, places = np.unique([roles[role] for roles in said], return_inverse=True)
+        chosen = pa.array(places[rows].astype(np.int32))
+        found[f"{role}_checkpoint"] = pa.DictionaryArray.from_arrays(chosen, pa.array(texts.tolist()))
+    return found
 
 
 def checkpoints(scenario: Scenario, policy_version: int) -> dict[str, str]:
@@ -112,7 +127,7 @@ def checkpoints(scenario: Scenario, policy_version: int) -> dict[str, str]:
     """
     found = {role: _origin(scenario, role) for role in scenario.algorithm.roles if _has_model(scenario, role)}
     if policy_version > 0:
-        made = f"{scenario.digest}/step-{policy_version - 1:06d}"
+        made = f"{scenario.digest}/step-{policy_version * batches(scenario) - 1:06d}"
         found |= {role: made for role in scenario.algorithm.trains if role in found}
     place = scenario.place.reward_score
     if "reward" not in found and "reward" in scenario.algorithm.roles and place is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,17 +18,24 @@ from executor.experience import Samples, merge
 from executor.inference import Ended, Iteration, Request, start
 from executor.origin import origin
 from executor.prompts import Prompts
+from executor.publishing import Board, Offered, fetches
+from executor.receiving import Absent, Receiver
 from executor.recorder import Recorder
 from executor.turns import publish
 from lab import drawing
 from lab.data import tokenizer_folder
 from lab.placement import Worker
+from lab.policies.weight_sync import WeightsReady
 from lab.scenario import Scenario
 from lab.tokenizing import tokenizer
+from lab.wiring import batches
 from lab.workload import uniform
 
 if TYPE_CHECKING:
     from executor.inference import InferenceBackend
+    from executor.outgoing import Outgoing
+    from executor.producing import Producing
+    from executor.seat import Seat
 
 _SAMPLING_STREAM = 6  # apart from the streams in lab/workload.py and executor/tasks.py
 PROBE_PROMPTS, PROBE_TOKENS = 2, 8
@@ -42,12 +50,17 @@ class RolloutWorker:
     """
 
     backend: InferenceBackend
+    seat: Seat
+    """in the rollout under way, where engines help each other"""
+    outgoing: Outgoing | None = None
+    """where samples go that are sent in a stage of their own"""
+    _producing: Producing | None = None
 
     def __init__(self, worker: Worker, index: int, scenario: Scenario) -> None:
         """`index`: of this engine among all engines."""
         self.worker, self.index, self.scenario = worker, index, scenario
         self.recorder = Recorder(worker.name, worker.pool)
-        self.policy_version = 0
+        self.receiver = Receiver(scenario, worker, index)
         self._spec, self._prompts = scenario.spec("actor"), Prompts(scenario)
         self._kv_bytes_per_token = self._spec.kv_bytes_per_token(scenario.model("actor").dtype)
 
@@ -74,10 +87,38 @@ class RolloutWorker:
         self.backend.shutdown()
         del self.backend
 
-    def connect(self, host: str, port: int, world_size: int) -> None:
-        """Meets the trainer's sender; blocks until every rank of every engine has."""
-        before = self.scenario.team("actor", "generate")[: self.index]
-        self.backend.connect(host, port, 1 + sum(worker.parallelism.tensor for worker in before), world_size)
+    @property
+    def policy_version(self) -> int:
+        """Of the weights in the engine."""
+        return self.receiver.held
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self.receiver.enter(version)
+
+    def look_at(self, board: Board, host: str) -> None:
+        """Where it finds weights that it fetches, and its own address."""
+        self.receiver.look_at(board, host)
+
+    def take_part(self, step: int, offered: Offered, timeout_s: float | None) -> dict[str, Any]:
+        """Fetches what the trainer offers after a step, when the engine hears of it or looks, and says what it has then.
+
+        So long after the publication it gives up, and keeps what it has.
+        """
+        with suppress(Absent):
+            version = (step + 1) // batches(self.scenario)
+            self.receiver.take_part(self.backend, self.recorder, version, offered, timeout_s)
+            self.forget()
+        return {"spans": self.recorder.take(), "held": self.receiver.held}
+
+    def connect(self, host: str, port: int, world_size: int, rank: int = 1) -> None:
+        """Meets the trainer's sender; blocks until every rank of every engine has. `rank` of the first of this one."""
+        if fetches(self.scenario):
+            self.receiver.meet(host, port, rank, world_size)
+            return
+        self.backend.connect(host, port, rank, world_size)
+        if self._producing is not None:
+            self._producing.met()
 
     def generate(
         self,
@@ -88,11 +129,12 @@ class RolloutWorker:
         temperatures: NDArray[np.float64] | None = None,
         sinks: Sinks = (),
         *_: Any,
-    ) -> tuple[Samples, dict[str, Any]]:
+    ) -> tuple[Samples | None, dict[str, Any]]:
         """All samples of these prompts of a step; `about` is added to what the stage's span says.
 
         `temperatures` of each sample, [prompts, samples]; None: as the scenario says before anything is learned. Samples
-        go to the sinks as soon as they have ended, and are all returned too. What more is given is only waited for.
+        go to the sinks as soon as they have ended, and are all returned too; None where they are sent in a stage of their
+        own. What more is given is only waited for.
 
         The info has `responses`: the prompt of each sample and the tokens of its response; and `diversity`.
         Raises RuntimeError where the engine has another version.
@@ -101,24 +143,36 @@ class RolloutWorker:
             raise RuntimeError(
                 f"{self.worker.name} has policy version {self.policy_version}, step {step} asks for {policy_version}"
             )
+        if self.outgoing is not None:
+            self.outgoing.begin(step)
         with self.recorder.stage("rollout", step, policy_version) as notes:
             requests, searches = self._requests(step, prompts, temperatures), self.scenario.sampling.beams > 1
             samples = self._run(step, requests, notes, sinks, searches=searches)
             notes |= about or {}
         responses = (samples.prompts, np.asarray(samples.lengths) - samples.num_prompt_tokens)
-        return samples, {"spans": self.recorder.take(), "responses": responses, "diversity": diversity(samples)}
+        info: dict[str, Any] = {"spans": self.recorder.take(), "responses": responses, "made": len(samples)}
+        info["diversity"] = diversity(samples)
+        if self.outgoing is None:
+            return samples, info
+        self.outgoing.made(step, samples)
+        return None, info
+
+    def hand_over(self, *asked: Any) -> Iterator[Samples | dict[str, Any]]:
+        """Samples of a step as they end, where the engine may be lost before the last: `executor.handing_over.generate`."""
+        from executor.handing_over import generate
+
+        yield from generate(self, *asked)
 
     def receive_weights(self, step: int, *_: Any, reset_prefix_cache: bool = True) -> dict[str, Any]:
         """Takes what the sender broadcasts; the engine then holds version step + 1.
 
         KV blocks that older weights computed would still be hit, so the prefix cache is emptied as well.
         """
-        with self.recorder.stage("weight_sync", step, step + 1):
-            with self.recorder.op("transfer"):
-                self.backend.receive_weights()
-            if reset_prefix_cache:
-                self.forget()
-            self.policy_version = step + 1
+        version = (step + 1) // batches(self.scenario)
+        self.receiver.hear(Offered(ready=WeightsReady(version=version, place="trainer", digest="")))
+        self.receiver.load(self.backend, self.recorder)
+        if reset_prefix_cache:
+            self.forget()
         return {"spans": self.recorder.take()}
 
     def forget(self) -> None:
@@ -139,6 +193,55 @@ class RolloutWorker:
         ]
         return self._run(step, short, {})
 
+    def begin(self, version: int, buffer: Any, scorers: Sequence[Any] = ()) -> None:
+        """Generates without a barrier from now on, with the weights of a version: what it makes goes to the `buffer`, and
+        to `scorers` that take it as it comes."""
+        from executor.producing import Producing
+
+        self.receiver.enter(version)
+        self._producing = Producing(self, buffer, scorers)
+
+    @property
+    def _loop(self) -> Producing:
+        assert self._producing is not None, "it has begun"
+        return self._producing
+
+    def give(self, samples: Sequence[int], steps: Sequence[int], indices: Sequence[int]) -> None:
+        """Samples to generate: their numbers, and their places in the workload."""
+        self._loop.give(samples, steps, indices)
+
+    def stop(self, samples: Sequence[int]) -> None:
+        """These are wanted no more."""
+        self._loop.stop(samples)
+
+    def hear(self, offered: Any) -> None:
+        """There are new weights, or there will be."""
+        self._loop.hear(offered)
+
+    def deliver_to(self, buffer: Any) -> None:
+        """Another process stands in the place of the buffer."""
+        self._loop.deliver_to(buffer)
+
+    def news(self) -> list[Any]:
+        """What the engine did since the last call, as soon as there is something. Raises what it failed with."""
+        from executor.producing import LONGEST_S
+
+        return self._loop.news.take(LONGEST_S)
+
+    def finish(self) -> None:
+        """No more is generated; the last `news` tell of what was done."""
+        self._loop.finish()
+
+    def requests_of(self, steps: Sequence[int], indices: Sequence[int]) -> list[Request]:
+        """The samples at these places of the workload, in this order."""
+        found: dict[tuple[int, int], Request] = {}
+        places, tried = list(zip(steps, indices, strict=True)), self.scenario.num_tried
+        for step in dict.fromkeys(steps):
+            prompts = sorted({index // tried for k, index in places if k == step})
+            for request in self._requests(step, prompts):
+                found[step, request.prompt_index * tried + request.sample] = request
+        return [found[place] for place in places]
+
     def merge(self, *parts: Samples) -> Samples:
         """The parts of all engines as the samples of one step."""
         return merge(parts)
@@ -149,9 +252,9 @@ class RolloutWorker:
         """Prompts in order, the samples of a prompt adjacent."""
         scenario, chosen = self.scenario, np.asarray(prompts, dtype=np.int64)
         workload, sampling = scenario.workload, scenario.sampling
-        shape = (workload.prompts_per_step, scenario.num_tried)
+        shape = (drawing.issued(scenario), scenario.num_tried)
         texts = self._prompts.at(step, prompts)
-        lengths = drawing.response_lengths(scenario, step)
+        lengths = drawing.response_lengths(scenario, step, shape[0])
         heats = drawing.temperatures(scenario, step, shape)[chosen] if temperatures is None else temperatures
         seeds = uniform(scenario.seed, _SAMPLING_STREAM, step, chosen[:, None], np.arange(shape[1])[None, :])
         longest, stop = (workload.response_tokens.max, self._stop) if workload.end == "eos" else (0, ())
@@ -186,7 +289,7 @@ class RolloutWorker:
                 self._record(found, progress.start_s, progress.end_s)
             iterations += progress.iterations
             finished |= {ended.index: ended for ended in progress.ended}
-            if sinks and progress.ended:
+            if progress.ended and (sinks or (self.outgoing is not None and self.outgoing.streams(step))):
                 self._hand_on(step, requests, progress.ended, sinks)
         notes |= self._summary(requests, iterations, finished)
         kept = list(self._kept(requests)) if searches else range(len(requests))
@@ -204,6 +307,8 @@ class RolloutWorker:
         samples = self._samples(step, mine, ended)
         for sink in sinks:
             sink.submit.remote(step, indices, samples)
+        if self.outgoing is not None:
+            self.outgoing.ended(step, samples)
 
     def _samples(
         self, step: int, requests: Sequence[Request], ended: Sequence[Ended], *, drawn: bool = True

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from executor import processes
 from executor.earlier import Earlier
+from executor.going_back import go_back
 from executor.ledger import Ledger, finishes
 from executor.limits import refuse
+from executor.loss import GoneBack, Loss
+from executor.recovery import Recovery
 from executor.stages import Stages
+from executor.stopping import Stopped, Stopping, interruptible
 from executor.store import Store
+from executor.watching import Watch
 from executor.workers import Workers
 from lab.dataflow import Dataflow
 from lab.errors import InputError
@@ -35,7 +41,11 @@ _COMPLETE_TIMEOUT_S = 30.0
 
 
 def execute(
-    scenario: Scenario, folder: Path, progress: Progress | None = None, earlier: Earlier | None = None
+    scenario: Scenario,
+    folder: Path,
+    progress: Progress | None = None,
+    earlier: Earlier | None = None,
+    watch: Watch | None = None,
 ) -> Timeline:
     """Executes a scenario on this machine with Ray, vLLM and DeepSpeed; returns what was measured.
 
@@ -43,39 +53,91 @@ def execute(
     `folder/checkpoints`. Time zero is the moment at which all workers are ready. Ctrl-C and SIGTERM end the run with
     status `cancelled`, an error in a worker with status `failed` and the header's `error`; finished steps are kept
     in both cases and no process is left behind. `earlier`: the past of a run that is resumed, which
-    `executor.resume.resume` reads. Raises InputError, before anything starts, for what cannot be honoured.
+    `executor.resume.resume` reads; `watch`: is told how it goes, and closed by whoever opened it. Raises InputError,
+    before anything starts, for what cannot be honoured.
     """
     refuse(scenario)
-    return asyncio.run(_execute(scenario, folder, progress or (lambda stage, num_finished: None), earlier or Earlier()))
+    told = progress or (lambda stage, num_finished: None)
+    return asyncio.run(_execute(scenario, folder, told, earlier or Earlier(), watch))
 
 
-async def _execute(scenario: Scenario, folder: Path, progress: Progress, earlier: Earlier) -> Timeline:
-    dataflow = build(scenario)
-    ledger = Ledger(scenario, dataflow, folder, earlier)
-    with _interruptible(), Workers(scenario) as workers:
+async def _execute(
+    scenario: Scenario, folder: Path, progress: Progress, earlier: Earlier, watch: Watch | None = None
+) -> Timeline:
+    attempt = Attempt(scenario, folder, earlier, watch)
+    with (
+        interruptible(lambda: attempt.stop()), processes.told(folder), Workers(scenario) as workers,
+        Recovery(scenario, folder) as recovery,
+    ):  # fmt: skip
         try:
-            workers.start()
-            stages = Stages(scenario, dataflow, workers, folder)
-            store = Store(scenario, folder, stages, ledger)
-            infos = await asyncio.wait_for(stages.setup(), _SETUP_TIMEOUT_S)
-            ledger.start(infos + await asyncio.wait_for(stages.restore(earlier), _SETUP_TIMEOUT_S))
-            progress("setup", ledger.num_finished)
-            await _play(dataflow, stages, ledger, store, progress)
-            await stages.finish()
-            ledger.memory = await _memory(scenario, workers)
-        except asyncio.CancelledError:
-            return ledger.timeline("cancelled")
+            while (lost := await attempt.play(workers, recovery, progress)) is not None:
+                recovery.kill_all()
+                workers.clear()
+                attempt = Attempt(scenario, folder, go_back(scenario, folder, attempt.ledger, lost), watch)
+        except (asyncio.CancelledError, Stopped):
+            return attempt.ledger.timeline("cancelled")
         except InputError:
             raise
         except Exception as error:  # whatever a worker may raise
-            return ledger.timeline("failed", _message(error, workers.names()))
-    return ledger.timeline("done")
+            return attempt.ledger.timeline("failed", _message(error, workers.names()))
+    return attempt.ledger.timeline("done")
 
 
-async def _play(dataflow: Dataflow, stages: Stages, ledger: Ledger, store: Store, progress: Progress) -> None:
-    """All nodes side by side; the first one that fails stops the others."""
+class Attempt:
+    """One attempt at a run: from its beginning or a checkpoint to its end, or until trained state is lost."""
+
+    def __init__(self, scenario: Scenario, folder: Path, earlier: Earlier, watch: Watch | None) -> None:
+        self.scenario, self.folder, self.earlier = scenario, folder, replace(earlier, spans=())
+        self.dataflow = build(scenario)
+        self.stopping = Stopping(self.dataflow, earlier.first_step)
+        self.ledger = Ledger(scenario, self.dataflow, folder, earlier)
+        self.ledger.watch = watch
+        self._plays = False
+
+    def stop(self) -> bool:
+        """Whether it comes to an orderly end; there is nothing to save before it has begun."""
+        if self._plays:
+            self.stopping.stop()
+        return self._plays
+
+    async def play(self, workers: Workers, recovery: Recovery, progress: Progress) -> Loss | None:
+        """To the end; returns what took the run back. Raises Stopped where it was asked to."""
+        scenario, ledger, dataflow = self.scenario, self.ledger, self.dataflow
+        workers.start()
+        stages = Stages(scenario, dataflow, workers, self.folder)
+        store = Store(scenario, self.folder, stages, ledger)
+        infos = await asyncio.wait_for(stages.setup(), _SETUP_TIMEOUT_S)
+        ledger.clocks, ledger.nodes = await workers.clocks(), workers.addresses
+        ledger.start(infos + await asyncio.wait_for(stages.restore(self.earlier), _SETUP_TIMEOUT_S))
+        stages.may_begin = self.stopping.may_begin
+        stages.now = stages.judges.now = lambda: time.monotonic() - ledger.zero_s
+        await recovery.begin(stages, ledger, workers)
+        await stages.begin(ledger)
+        progress("setup", ledger.num_finished)
+        self._plays = True
+        try:
+            await recovery.guard(_play(dataflow, stages, ledger, store, progress, self.stopping))
+            await stages.finish()
+            ledger.memory = await _memory(scenario, workers)
+            ledger.clocks = ledger.clocks.drifted(await workers.clocks())
+            recovery.finish()
+        except GoneBack as back:
+            return back.loss
+        finally:
+            self._plays = False
+            recovery.rest()
+            if stages.production is not None:
+                stages.production.rest()
+        return None
+
+
+async def _play(
+    dataflow: Dataflow, stages: Stages, ledger: Ledger, store: Store, progress: Progress, stopping: Stopping
+) -> None:
+    """All nodes side by side; the first one that fails stops the others. Raises Stopped where the run was to end."""
     done = {(stage, step): asyncio.Event() for stage in dataflow.nodes for step in dataflow.steps(stage)}
     saving: dict[int, asyncio.Task[None]] = {}
+    savers: list[asyncio.Task[None]] = []
     for run, event in done.items():
         if run[1] < ledger.earlier.first_step or run in ledger.earlier.kept:
             event.set()
@@ -94,24 +156,49 @@ async def _play(dataflow: Dataflow, stages: Stages, ledger: Ledger, store: Store
         for step in [step for step in dataflow.steps(stage) if not done[stage, step].is_set()]:
             for needed in dataflow.requirements(stage, step):
                 await done[needed].wait()
+            await stopping.begin((stage, step))
             ledger.issue(stage)
             ledger.add(stage, step, await stages.run(stage, step))
-            if stage == finishes(dataflow) and store.due(step):
+            if stage == finishes(dataflow):
                 store.published(step)
             if stage == "checkpoint":
-                group.create_task(saved(step))
+                savers.append(group.create_task(saved(step)))
             done[stage, step].set()
             progress(stage, ledger.num_finished)
+
+    async def stopped() -> None:
+        await stopping.requested.wait()
+        if stages.production is not None:
+            stages.production.shut()
+        for step in range(stopping.last + 1):
+            await ended(step)
 
     try:
         async with asyncio.TaskGroup() as group:
             nodes = [group.create_task(node(stage)) for stage in dataflow.nodes]
-            await asyncio.wait(nodes)
+            stop = group.create_task(stopped())
+            if await _first(stop, nodes):
+                await asyncio.wait([*nodes, *savers])
+                await store.last(stopping.last)
             await stages.settle()
     finally:
         await _completed({
             task: all(event.is_set() for (_, k), event in done.items() if k == step) for step, task in saving.items()
         })  # fmt: skip
+    if not all(event.is_set() for event in done.values()):
+        raise Stopped
+
+
+async def _first(stop: asyncio.Task[None], nodes: Sequence[asyncio.Task[None]]) -> bool:
+    """Whether a run was stopped before all of its nodes had ended; then they are given up."""
+    everything = asyncio.ensure_future(asyncio.wait(nodes))
+    await asyncio.wait({everything, stop}, return_when=asyncio.FIRST_COMPLETED)
+    if everything.done():
+        stop.cancel()
+        return False
+    for task in (everything, *nodes):
+        task.cancel()
+    return True
 
 
 async def _completed(saving: Mapping[asyncio.Task[None], bool]) -> None:
@@ -129,25 +216,6 @@ async def _completed(saving: Mapping[asyncio.Task[None], bool]) -> None:
         for task in whole:
             if not task.cancelled():
                 task.exception()  # told by whoever waits for it
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGINT and SIGTERM cancel the run instead of ending this process; outside the main thread they do nothing new."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    caught = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        try:
-            loop.add_signal_handler(number, task.cancel)
-            caught.append(number)
-        except (ValueError, RuntimeError):  # not the main thread
-            break
-    try:
-        yield
-    finally:
-        for number in caught:
-            loop.remove_signal_handler(number)
 
 
 async def _memory(scenario: Scenario, workers: Workers) -> dict[str, Any]:

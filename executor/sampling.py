@@ -49,6 +49,11 @@ class Decisions:
             base = self._heats[self.arms(step).reshape(shape)]
         return np.maximum(base + decided["offset"], np.minimum(base, COLDEST))
 
+    def issued(self, step: int) -> NDArray[np.float64]:
+        """Of each sample that a step sends out, [prompts, samples]: prompts beyond those that are kept begin anew."""
+        heats = self.temperatures(step)
+        return np.resize(heats, (drawing.issued(self._scenario), heats.shape[1]))
+
     def arms(self, step: int) -> NDArray[np.int64]:
         """Which temperature of the mixture each sample of a step has, in the order of prompts, [N]."""
         number = self._scenario.workload.prompts_per_step * self._scenario.num_tried

@@ -98,17 +98,25 @@ class Scorer:
         self.recorder = Recorder(worker.name, worker.pool)
         team = scenario.team(worker.role, worker.work)
         self._index, self._number = team.index(worker), len(team)
+        if f"{worker.role}.score" in scenario.scaling and scenario.schedule.mode != "asynchronous":
+            self._number = 1  # all samples come to the first one, which hands batches on
+        self.part: Any = None
+        """of a step that the first one leads: the stage that is recorded, and its notes"""
+        self.started_s = 0.0
+        """how long its start took"""
 
     def ready(self) -> Info:
         with self.recorder.stage("setup", -1):
             self.load()
-        return {"spans": self.recorder.take()}
+        spans = self.recorder.take()
+        self.started_s = max(span.seconds for span in spans)
+        return {"spans": spans}
 
     def load(self) -> None:
         """Builds what scores."""
         self._score = self._built()
-        if self.scenario.schedule.scoring == "sample":
-            self._desk = Desk(self.worker.role, self.recorder, self._batching(), self._score, self._num_servers)
+        if self.scenario.schedule.scoring == "sample" and self.scenario.schedule.mode != "asynchronous":
+            self.desk = Desk(self.worker.role, self.recorder, self._batching(), self._score, self._num_servers)
 
     def release(self) -> None:
         """Drops what scores, which is as it came; only models take turns."""
@@ -147,18 +155,40 @@ class Scorer:
         """Samples of a step that have just ended; this worker takes those of its share. `indices`: within the step."""
         mine = [row for row, i in enumerate(indices) if i % self._number == self._index]
         if mine:
-            self._desk.submit(step, samples.take(mine))
+            self.desk.submit(step, samples.take(mine))
 
-    def open(self, step: int, policy_version: int) -> None:
-        """From now on samples of a step are scored as they come."""
-        self._desk.open(step, policy_version)
+    def begin(self, step: int, policy_version: int, buffer: Any) -> None:
+        """Without a barrier: from now on samples are scored as they come, for this step at first. The `buffer` gets what
+        they score."""
+        from executor.counter import Counter
+
+        def told(numbers: list[int], columns: Columns) -> None:
+            buffer.scored.remote(self.worker.role, numbers, columns)
+
+        arguments = (self.worker.role, self.recorder, self._batching(), self._score, told, self._num_servers)
+        self._counter = Counter(*arguments)
+        self._counter.begin(step, policy_version)
+
+    def take_in(self, numbers: Sequence[int], samples: Samples) -> None:
+        """Samples that have just ended, by the number under which they were issued: this worker takes its share."""
+        mine = [row for row, number in enumerate(numbers) if number % self._number == self._index]
+        if mine:
+            self._counter.submit([numbers[row] for row in mine], samples.take(mine))
+
+    def hand_on(self, step: int, policy_version: int, last: bool) -> Info:
+        """The batch of the step before is made; what is scored from now on belongs to `step`."""
+        return {"spans": self._counter.hand_on(step, policy_version, last=last)}
+
+    def open(self, step: int, policy_version: int, now_s: float = 0.0) -> None:
+        """From now on samples of a step are scored as they come; `now_s` by the clock of the run."""
+        self.desk.open(step, policy_version, now_s)
 
     def collect(self, step: int, samples: Samples) -> tuple[Columns, Info]:
         """Like `score`, of samples that have come one by one; those that have not are scored now."""
         numbers = samples.prompts * self.scenario.num_tried + samples.indices
         mine = np.flatnonzero(numbers % self._number == self._index).tolist()
-        columns = self._desk.collect(step, samples if self._number == 1 else samples.take(mine))
-        return self._handed_on(step, columns, mine), {"spans": self.recorder.take()}
+        columns = self.desk.collect(step, samples if self._number == 1 else samples.take(mine))
+        return self._handed_on(step, columns, mine), {"spans": self.recorder.take() + self.desk.others()}
 
     def _handed_on(self, step: int, columns: Columns, mine: Sequence[int]) -> Columns:
         if self._number == 1:

@@ -6,27 +6,39 @@ Samples go from worker to worker as references; only spans and numbers of intere
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 
-from executor import judgement, parcel
+from executor import judgement, parcel, spilling, syncing
+from executor.asynchronous import Production
+from executor.calls import retrieved, value, values
 from executor.checkpoint import staging
 from executor.earlier import CHECKPOINTS, Earlier
 from executor.evaluating import Evaluation
-from executor.experience import Samples
+from executor.handing import Handing, made
+from executor.joint import together
 from executor.judging import Judges
+from executor.ledger import Ledger
+from executor.losing import LossyRollout
 from executor.offline import Reading, scored
+from executor.past import Past
+from executor.publishing import Publication
 from executor.recording import Recording
+from executor.recovery import Recovery
 from executor.sampling import Decisions, keep_best
+from executor.scaling import Engines
 from executor.switching import Switching
-from executor.workers import HOST, Workers
+from executor.workers import Workers
 from lab.dataflow import Dataflow
 from lab.dealing import Dealer
 from lab.offline import UPDATES
+from lab.placement import Worker
+from lab.returning import joint
 from lab.scenario import Scenario
 
 Info = dict[str, Any]
@@ -43,6 +55,7 @@ class Stages:
         self.scorers = {role: workers.team(role, "score") for role in ("reference", "reward")}
         self.judges = Judges(dataflow, self.scorers, head=scenario.place.reward_head)
         self.dealer = Dealer(scenario)
+        self.publication = Publication(scenario, dataflow)
         self.decisions = Decisions(scenario)
         self.recording = Recording(scenario, folder)
         judged = self.trainers.get(scenario.algorithm.trains[0], [])
@@ -51,8 +64,19 @@ class Stages:
         """of the data set, where samples come from one"""
         self.attempt = 0
         """attempts at the run before this one"""
+        self.past = Past(scenario) if dataflow.continuous else None
+        """the samples of a run without a barrier"""
+        self.production: Production | None = None  # once its engines generate
         self.switching = Switching(scenario, dataflow, workers.actors, folder)
-        self._workers = workers
+        self.handing = Handing(scenario, dataflow, workers)
+        self.elastic = Engines(self) if "actor.generate" in scenario.scaling else None
+        """engines whose number changes"""
+        self.now: Callable[[], float] = time.monotonic
+        self.may_begin: Callable[[tuple[str, int]], bool] = lambda run: True
+        """whether a stage of a step may begin in a run that may be asked to end"""
+        self.recovery: Recovery | None = None
+        """of a run whose workers may fail"""
+        self.workers = self._workers = workers
         self._samples: dict[int, Any] = {}
         self._rolled: dict[int, Any] = {}
         """as the engines left them, until they are trained"""
@@ -66,32 +90,51 @@ class Stages:
     async def setup(self) -> list[Info]:
         """Every worker builds what it needs; the sender and the engines meet."""
         infos = await self.switching.ready()
+        if self.elastic is not None:
+            self.elastic.begun(infos)
         if self.engines:
-            await self._meet()
+            await self.meet(self.present())
+        if self.past is not None:
+            await spilling.start(self.workers, self.served)
+        await self.judges.begin([work.split(".")[0] for work in self.scenario.scaling if work.endswith(".score")])
+        await self.handing.begin(self.judges.takers("transfer"))
         await self.evaluation.begin()
         return infos
 
-    async def _meet(self) -> None:
-        engines = self.scenario.team("actor", "generate")
-        meeting = (HOST, self._workers.weight_port, 1 + sum(engine.parallelism.tensor for engine in engines))
-        joining = [self.switching.joining(engine, *meeting) for engine in engines]
-        bare = (
-            any(self.switching.takes_turns(engine) for engine in engines) or self.scenario.model("actor").lora is None
-        )
-        await _all([self.trainers["actor"][0].connect.remote(*meeting, bare=bare), *joining])
+    def present(self) -> list[Worker]:
+        """The engines that are there, in order: those that take weights."""
+        if self.elastic is not None:
+            return self.elastic.present()
+        return list(self.scenario.team("actor", "generate")) if self.recovery is None else self.recovery.present()
+
+    def replaced(self, name: str) -> None:
+        """Another process stands in the place of a worker."""
+        worker, actor = self.scenario.workers[name], self._workers.actors[name]
+        team = self.engines if worker.work == "generate" else self.scorers[worker.role]
+        team[self.scenario.team(worker.role, worker.work).index(worker)] = actor
+
+    async def meet(self, engines: Sequence[Worker]) -> None:
+        """These engines and the sender of weights meet, perhaps anew."""
+        await syncing.meet(self, engines)
 
     async def run(self, stage: str, step: int) -> list[Info]:
         """One stage of one step, on all of its workers; while they update, the step's record is written."""
         if stage in UPDATES and step in self._batches:
             batch = self._batches[step]
-            await self.recording.begin(step, lambda: _value(batch))
+            await self.recording.begin(step, lambda: value(batch))
         if self.reading is not None and stage in ("reference", *UPDATES) and step not in self._samples:
             self._samples[step] = self.reading.reference(step)
         if self.dataflow.nodes[stage].stage == "switch":
             return await self.switching.switch(stage, step, self._samples)
-        infos = await (self._begun.pop((stage, step), None) or STAGES[stage](self, step))
+        begun = self._begun.pop((stage, step), None)
+        if self.recovery is not None and stage in TRIED_AGAIN:
+            infos = await self.recovery.attempts(stage, step, lambda: STAGES[stage](self, step))
+        else:
+            infos = await (begun or STAGES[stage](self, step))
         self._ended.add((stage, step))
         self.judges.ended(stage, step)
+        if self.production is not None and stage in UPDATES:
+            self.production.updated(stage, step)
         if stage == "rollout":
             self.recording.obtained(step)
         return infos
@@ -100,48 +143,93 @@ class Stages:
         """Calls what follows a stage before it has ended: workers wait for what it returns, or for `after`, and start
         without a word from the driver between. Only where nothing else is still to be waited for.
         """
-        for stage, later in HANDED_ON.get(source, ()):
+        for stage, later in HANDED_ON.get(source, ()) if self.recovery is None and self.elastic is None else ():
             run = (stage, step + later)
             if stage not in self.dataflow.nodes or not self.dataflow.nodes[stage].runs(run[1]):
                 continue
             others = set(self.dataflow.requirements(*run)) - {(source, step)}
-            if others <= self._ended and not self.dataflow.streams(*run):
+            if others <= self._ended and not self.dataflow.streams(*run) and self.may_begin(run):
                 self._after[run] = list(after)
                 self._begun[run] = asyncio.ensure_future(STAGES[stage](self, run[1]))
-                self._begun[run].add_done_callback(_retrieved)
+                self._begun[run].add_done_callback(retrieved)
 
     async def finish(self) -> None:
         """Waits for what is still written beside the run, and judges a reward model. Raises OSError where it cannot be."""
+        if self.production is not None:
+            await self.production.finish()
         await self.recording.finish()
         if self.scenario.algorithm.name == "reward_model":
             await judgement.write(self.scenario, self.trainers["reward"], self.folder, self.scenario.num_steps)
 
+    @property
+    def served(self) -> list[str]:
+        """Stages that score samples without end, as they come."""
+        return [name for name, node in self.dataflow.nodes.items() if node.continuous and name != "rollout"]
+
+    async def begin(self, ledger: Ledger) -> None:
+        """The run begins, or goes on: where there is no barrier, engines generate from now on."""
+        if self.past is not None:
+            ledger.past, actors = self.past, self.workers.actors
+            self.production = Production(
+                self.scenario, self.dataflow, self.dealer, actors, self.workers.others["buffer"], self.past, ledger,
+                [scorer for stage in self.served for scorer in self.scorers[stage]],
+            )  # fmt: skip
+            if self.recovery is not None:
+                self.production.excused = self.recovery.expects
+            await self.production.begin()
+
     async def rollout(self, step: int) -> list[Info]:
+        if self.production is not None:
+            self._samples[step] = await self.production.collect(step)
+            return [{"spans": [], "gauges": {"buffer_samples": self.production.buffer.depth}}]
+        if self.recovery is not None and self.recovery.loses_engines:
+            self._samples[step], infos, differ = await LossyRollout(self, self.recovery, step).play()
+            self._rolled[step] = self._samples[step]
+            infos[0]["learning"] = self.decisions.rolled(step, [{"diversity": differ}])
+            return infos
         version, after = self.dataflow.policy_version("rollout", step), self._after.pop(("rollout", step), [])
+        if joint(self.scenario):
+            await values(after)
+            return await together(self, step, version)
         heats, sinks = self.decisions.temperatures(step), self.judges.sinks
         calls = [
             engine.generate.options(num_returns=2).remote(
                 step, version, share.prompts, share.notes, heats[share.prompts], sinks, *after
             )
-            for engine, share in zip(self.engines, self.dealer.deal(step), strict=True)
+            for engine, share in zip(self.engines, self.dealer.deal(step, self.publication.absent), strict=True)
             if share.prompts
         ]
-        if len(calls) == 1 and self.scenario.sampling.best_of == 1 and not self.decisions.wants_rewards:
+        whole = len(calls) == 1 and not self.handing.used
+        if whole and self.scenario.sampling.best_of == 1 and not self.decisions.wants_rewards:
             self._samples[step] = calls[0][0]
             self._ahead("rollout", step)
-        infos = await _all([info for _, info in calls])
+        infos = await values([info for _, info in calls])
         for info in infos:
             self.dealer.returned(*info.pop("responses"))
         infos[0]["learning"] = self.decisions.rolled(step, infos)
+        if self.handing.used:
+            self.handing.made(step, made(infos))
+            return infos
         parts = [part for part, _ in calls]
         self._samples[step] = parts[0] if len(parts) == 1 else self.engines[0].merge.remote(*parts)
         self._rolled[step] = self._samples[step]
         return infos
 
+    def came(self, step: int, samples: Any) -> None:
+        """A reference to the samples of a step is there."""
+        self._samples[step] = self._rolled[step] = samples
+
+    async def transfer(self, step: int) -> list[Info]:
+        """The samples of a step go to the trainer's machine, beside the rollout perhaps."""
+        await self.judges.sources_ended("transfer", step)
+        samples, infos = await self.handing.transfer(step)
+        self.came(step, samples)
+        return infos
+
     async def reward(self, step: int) -> list[Info]:
         infos = await self._judged("reward", step)
-        if self.decisions.wants_rewards:
-            infos[0]["learning"] = self.decisions.rewarded(step, await _all(self._columns[step]))
+        if self.decisions.wants_rewards and self.production is None:
+            infos[0]["learning"] = self.decisions.rewarded(step, await values(self._columns[step]))
         if (best_of := self.scenario.sampling.best_of) > 1:
             select = self.scorers["reward"][0].__ray_call__.options(num_returns=2)
             found = select.remote(keep_best, best_of, self._samples[step], *self._columns[step])
@@ -152,6 +240,8 @@ class Stages:
         return await self._judged("reference", step)
 
     async def _judged(self, stage: str, step: int) -> list[Info]:
+        if stage in self.served and self.production is not None:
+            return await self.production.scored(self.scorers[stage], step)
         columns, infos = await self.judges.score(stage, step, self._samples)
         self._columns.setdefault(step, []).extend(columns)
         return infos
@@ -162,7 +252,7 @@ class Stages:
 
     async def _scored(self, step: int, methods: list[Any]) -> list[Info]:
         calls = [method.options(num_returns=2).remote(step, self._samples[step]) for method in methods]
-        infos = await _all([info for _, info in calls])
+        infos = await values([info for _, info in calls])
         self._columns.setdefault(step, []).extend(columns for columns, _ in calls)
         return infos
 
@@ -171,10 +261,11 @@ class Stages:
         self._batches.clear()
         self._rolled.pop(step, None)
         method = self.trainers["actor"][0].advantage.options(num_returns=2)
-        batch, info = method.remote(step, self._samples.pop(step), *self._columns.pop(step))
+        about = {} if self.production is None else {"about": self.production.about(step)}
+        batch, info = method.remote(step, self._samples.pop(step), *self._columns.pop(step, []), **about)
         self._batches[step] = batch
         self._ahead("advantage", step)
-        return await _all([info])
+        return await values([info])
 
     async def old_logprob(self, step: int) -> list[Info]:
         await self.judges.sources_ended("old_logprob", step)
@@ -186,13 +277,13 @@ class Stages:
         calls = [rank.update.remote(step, self._batches[step]) for rank in self.trainers["actor"]]
         if self._synchronous:
             self._ahead("update_actor", step, calls)
-        return await _all(calls)
+        return await values(calls)
 
     async def update_critic(self, step: int) -> list[Info]:
         """Of the critic, or of the reward model."""
         if self.reading is not None:
             return await self._update_from(self.reading, "reward", step)
-        return await _all([rank.update.remote(step, self._batches[step]) for rank in self.trainers["critic"]])
+        return await values([rank.update.remote(step, self._batches[step]) for rank in self.trainers["critic"]])
 
     async def _update_from(self, reading: Reading, role: str, step: int) -> list[Info]:
         """On samples of the data set, and what scorers said of them."""
@@ -201,22 +292,28 @@ class Stages:
         self.recording.obtained(step)
         await self.recording.begin(step, lambda: scored(reading.trained(step), columns))
         reading.ahead(step)
-        return await _all(calls)
+        return await values(calls)
 
     async def weight_sync(self, step: int) -> list[Info]:
         """Sends the weights; where rollouts run a version behind, then compares log-probs on a few samples.
 
         In a synchronous run the first forward pass of every update makes this comparison on the step's own samples.
         """
-        after = self._after.pop(("weight_sync", step), [])
-        calls = [rank.send_weights.remote(step) for rank in self.trainers["actor"]]
-        calls += [self.switching.receiving(engine, step, after) for engine in self.scenario.team("actor", "generate")]
-        if self._synchronous and not self.judges.sinks and not self._saves(step):
-            self._ahead("weight_sync", step, calls)
-        infos = await _all(calls)
-        if not self._synchronous:
-            infos.append({"spans": [], "learning": {"logprob_gap": await self._gap(step)}})
-        return infos
+        if self.production is not None:
+            return await self.production.publish(step, self.publication, self.trainers["actor"])
+        if self.elastic is not None:
+            async with self.elastic.syncing:
+                await self.elastic.regroup()
+                infos = await self._published(step)
+                self.elastic.keep(self.dataflow.policy_version("weight_sync", step))
+                return infos
+        return await self._published(step)
+
+    async def _published(self, step: int) -> list[Info]:
+        """The weights of a step are sent, and every engine has them."""
+        begins = self._synchronous and not self.judges.sinks and not self._saves(step)
+        ahead = partial(self._ahead, "weight_sync", step) if begins else None
+        return await syncing.sync(self, step, self._after.pop(("weight_sync", step), []), ahead)
 
     @property
     def _synchronous(self) -> bool:
@@ -227,24 +324,15 @@ class Stages:
         node = self.dataflow.nodes.get("checkpoint")
         return node is not None and node.runs(step)
 
-    async def _gap(self, step: int) -> float:
-        """max |log-prob of the engine - log-prob of the trainer| over a few fresh tokens of every engine."""
-        probes = [engine.probe.remote(step) for engine in self.engines]
-        theirs = await _all(
-            [rank.logprobs.remote(probe) for probe in probes for rank in self.trainers["actor"]]
-        )  # every rank takes part in every pass: sharded weights are gathered together
-        first = theirs[:: len(self.trainers["actor"])]
-        samples: list[Samples] = await _all(probes)
-        return max(largest_gap(mine.logprobs, other) for mine, other in zip(samples, first, strict=True))
-
     async def evaluate(self, step: int) -> list[Info]:
-        return await self.evaluation.run(step, self.dataflow.policy_version("evaluate", step))
+        version = self.dataflow.policy_version("evaluate", step)
+        return await self.evaluation.run(step, version, self.publication.absent)
 
     async def checkpoint(self, step: int) -> list[Info]:
         """Every rank writes its part, at once or beside the next steps; `executor.store` makes one of them."""
         folder = staging(self.folder / CHECKPOINTS, step, self.attempt)
         about = {"step": step, "digest": self.scenario.digest, "attempt": self.attempt}
-        return await _all([rank.save.remote(folder, step, about) for rank in self.ranks])
+        return await values([rank.save.remote(folder, step, about) for rank in self.ranks])
 
     @property
     def ranks(self) -> list[Any]:
@@ -253,7 +341,8 @@ class Stages:
 
     def state(self) -> dict[str, Any]:
         """What the driver decides by, fit for JSON: a checkpoint holds it."""
-        return {"dealer": self.dealer.state(), "decisions": self.decisions.state()}
+        state = {"dealer": self.dealer.state(), "decisions": self.decisions.state()}
+        return state if self.past is None else state | {"past": self.past.state()}
 
     def in_flight(self, step: int) -> dict[int, Any]:
         """By step, references to the samples that were generated for later steps than this one."""
@@ -261,11 +350,14 @@ class Stages:
 
     async def restore(self, earlier: Earlier) -> list[Info]:
         """After setup: everybody takes the state of the checkpoint, the engines the weights of the trainers."""
+        if self.past is not None:
+            self.past = Past(self.scenario, earlier.first_step, earlier.stages.get("past"), earlier.samples)
         if earlier.checkpoint is None:
             return []
-        for _, step in earlier.kept:
+        for step in sorted({step for _, step in earlier.kept}):
             samples = parcel.read(earlier.checkpoint / parcel.name(step))
             self._samples[step] = self._rolled[step] = ray.put(samples)
+            self.judges.ended("transfer", step)
             self.judges.ended("rollout", step)  # scorers that take samples one by one find all of them at once
             self.recording.obtained(step)
         self.dealer.restore(earlier.stages["dealer"])
@@ -273,12 +365,12 @@ class Stages:
         return await self.switching.resumed(lambda: self._restored(earlier.checkpoint, earlier.first_step))
 
     async def _restored(self, checkpoint: Path | None, step: int) -> list[Info]:
-        infos = await _all([rank.restore.remote(checkpoint, step) for rank in self.ranks])
+        infos = await values([rank.restore.remote(checkpoint, step) for rank in self.ranks])
         return infos + (await self.weight_sync(step - 1) if self.engines else [])
 
     async def settle(self) -> None:
         """Waits for the writes that go on beside the run. Raises OSError where one failed."""
-        await _all([rank.settle.remote() for rank in self.ranks])
+        await values([rank.settle.remote() for rank in self.ranks])
 
 
 HANDED_ON: dict[str, Sequence[tuple[str, int]]] = {
@@ -289,8 +381,12 @@ HANDED_ON: dict[str, Sequence[tuple[str, int]]] = {
 }
 """stages that may be called before another one has ended, and how many steps later"""
 
+TRIED_AGAIN = frozenset({"reward", "reference", "weight_sync"})
+"""stages that may be played once more where a worker without trained state was lost in them"""
+
 STAGES: dict[str, Callable[[Stages, int], Awaitable[list[Info]]]] = {
     "rollout": Stages.rollout,
+    "transfer": Stages.transfer,
     "reward": Stages.reward,
     "reference": Stages.reference,
     "value": Stages.value,
@@ -302,23 +398,3 @@ STAGES: dict[str, Callable[[Stages, int], Awaitable[list[Info]]]] = {
     "evaluate": Stages.evaluate,
     "checkpoint": Stages.checkpoint,
 }
-
-
-def largest_gap(ours: list[Any], theirs: list[Any]) -> float:
-    """max |a - b| over two lists of arrays of the same lengths."""
-    return max(float(np.max(np.abs(a - b))) for a, b in zip(ours, theirs, strict=True))
-
-
-def _retrieved(done: asyncio.Future[Any]) -> None:
-    """What went wrong is told by whoever awaits it, if anybody still does."""
-    if not done.cancelled():
-        done.exception()
-
-
-async def _all(references: list[Any]) -> list[Any]:
-    """The values of object references; raises as soon as one of them fails."""
-    return list(await asyncio.gather(*(_value(reference) for reference in references)))
-
-
-async def _value(reference: Any) -> Any:
-    return await reference

@@ -64,8 +64,29 @@ class Store:
         return node is not None and node.runs(step)
 
     def published(self, step: int) -> None:
-        """A step has published its weights, and nothing that may run later has begun yet."""
+        """A step has published its weights, and nothing that may run later has begun yet.
+
+        Of steps that no checkpoint follows only the last one is remembered: a run that is stopped saves it. Without a
+        barrier what is saved depends on what was trained alone, and can be taken then.
+        """
+        if "checkpoint" not in self.stages.dataflow.nodes or (self.stages.dataflow.continuous and not self.due(step)):
+            return
+        for earlier in [known for known in self._taken if not self.due(known)]:
+            del self._taken[earlier]
         self._taken[step] = Taken(stages=self.stages.state(), in_flight=self.stages.in_flight(step))
+
+    async def last(self, step: int | None) -> None:
+        """Saves the state after the last whole step of a run that is stopped, if checkpoints are wanted and it is not saved.
+
+        Raises OSError where a rank or this process cannot write.
+        """
+        if "checkpoint" not in self.stages.dataflow.nodes or step is None or self.due(step):
+            return
+        if self.stages.dataflow.continuous and self.ledger.earlier.first_step <= step:
+            self._taken[step] = Taken(stages=self.stages.state(), in_flight={})
+        if step in self._taken:
+            await self.stages.checkpoint(step)
+            await self.complete(step, asyncio.sleep(0))
 
     async def complete(self, step: int, ended: Awaitable[Any]) -> None:
         """Makes the parts of all ranks a checkpoint once they are written and `ended`, and deletes what is not kept.
@@ -81,7 +102,8 @@ class Store:
             folder = checkpoint.staging(self.root, step, self.attempt)
             for later, reference in taken.in_flight.items():
                 await asyncio.to_thread(parcel.write, folder / parcel.name(later), await reference)
-            kept = [("rollout", later) for later in taken.in_flight]
+            obtains = [stage for stage in ("rollout", "transfer") if stage in self.stages.dataflow.nodes]
+            kept = [(stage, later) for later in taken.in_flight for stage in obtains]
             driver = {"step": step, "stages": taken.stages, "kept": kept} | self.ledger.unwritten(step, kept)
             arguments = (self.root, step, self.attempt, self.ranks, driver)
             self._sizes[step] = await asyncio.to_thread(checkpoint.commit, *arguments)
@@ -98,7 +120,7 @@ class Store:
             if (failed := folder / rank.name / FAILED).exists():
                 raise OSError(f"the checkpoint of step {step} cannot be written: {failed.read_text()}")
             await asyncio.sleep(_POLL_S)
-        if not self.scenario.checkpoint.blocking:
+        if not self.scenario.checkpoint.blocking and self.due(step):
             self.ledger.beside(step, self._write_span(step, rank, about))
 
     def _write_span(self, step: int, rank: Rank, about: dict[str, Any]) -> Span:

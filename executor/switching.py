@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from executor import turns
+from executor.calls import values
 from executor.turns import Turn
 from lab.dataflow import Dataflow
 from lab.placement import Worker
+from lab.scaling import away
 from lab.scenario import Scenario
 from lab.slices import slice_of
 from lab.slices import spills as leaves_samples
@@ -51,17 +52,18 @@ class Switching:
         waiting = [worker for worker in workers if self.waits(worker)]
         for slice in dict.fromkeys((worker.pool, slice_of(self.scenario, worker)) for worker in waiting):
             mine = [worker for worker in waiting if (worker.pool, slice_of(self.scenario, worker)) == slice]
-            infos += await _values([self.actors[worker.name].ready.remote() for worker in mine])
+            infos += await values([self.actors[worker.name].ready.remote() for worker in mine])
             await self._all(turns.let_go, mine)
-        others = [self.actors[worker.name] for worker in workers if not self.waits(worker)]
-        return infos + await _values([actor.ready.remote() for actor in others])
+        down = away(self.scenario)
+        others = [self.actors[one.name] for one in workers if not self.waits(one) and one.name not in down]
+        return infos + await values([actor.ready.remote() for actor in others])
 
-    def joining(self, engine: Worker, host: str, port: int, world_size: int) -> Any:
-        """The call with which an engine meets the sender of weights."""
+    def joining(self, engine: Worker, host: str, port: int, world_size: int, rank: int) -> Any:
+        """The call with which an engine meets the sender of weights; `rank` of the first of its processes."""
         actor = self.actors[engine.name]
         if self.takes_turns(engine):
             return actor.__ray_call__.remote(turns.join, host, port, world_size)
-        return actor.connect.remote(host, port, world_size)
+        return actor.connect.remote(host, port, world_size, rank)
 
     def receiving(self, engine: Worker, step: int, after: Sequence[Any]) -> Any:
         """The call with which an engine takes new weights, once what it is `after` is there; one whose turn it is not
@@ -82,7 +84,7 @@ class Switching:
         leaving = [workers[each] for each in node.workers if each in node.leaves]
         coming = [workers[each] for each in node.workers if each not in node.leaves]
         spills = step in samples and leaves_samples(self.scenario, leaving)
-        infos = await _values(
+        infos = await values(
             [
                 self._call(worker).remote(turns.leave, turn, *([samples[step]] if spills and i == 0 else []))
                 for i, worker in enumerate(leaving)
@@ -92,7 +94,7 @@ class Switching:
             self._call(worker).options(num_returns=2).remote(turns.come, turn, spills and i == 0)
             for i, worker in enumerate(coming)
         ]
-        infos += await _values([info for _, info in calls])
+        infos += await values([info for _, info in calls])
         if spills and calls:
             samples[step] = calls[0][0]
         return infos
@@ -117,11 +119,4 @@ class Switching:
         return self.actors[worker.name].__ray_call__
 
     async def _all(self, function: Any, workers: Sequence[Worker], *arguments: Any) -> list[Any]:
-        return await _values([self._call(worker).remote(function, *arguments) for worker in workers])
-
-
-async def _values(references: Sequence[Any]) -> list[Any]:
-    async def value(reference: Any) -> Any:
-        return await reference
-
-    return list(await asyncio.gather(*(value(reference) for reference in references)))
+        return await values([self._call(worker).remote(function, *arguments) for worker in workers])

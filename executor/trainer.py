@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,9 @@ import numpy as np
 from executor.algorithms.advantages import ADVANTAGES, joined
 from executor.algorithms.mismatch import mismatched
 from executor.checkpoint import Rank
+from executor.distributions import distributions
+from executor.diversity import diversity
+from executor.diversity import joined as means
 from executor.experience import Samples
 from executor.recorder import Recorder
 from executor.saving import Saving, restore
@@ -18,12 +23,15 @@ from lab.offline import update_of
 from lab.placement import Worker
 from lab.policies.microbatch import deal, imbalance, minibatches
 from lab.scenario import Scenario
+from lab.wiring import batches
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from executor.algorithms.losses import Loss
     from executor.microbatch import Microbatch
+    from executor.offering import Offering
+    from executor.publishing import Board, Offered
 
 Info = dict[str, Any]
 
@@ -37,7 +45,7 @@ class Trainer:
     def __init__(self, worker: Worker, rank: int, world: int, role: str, scenario: Scenario, master_port: int) -> None:
         """`world` ranks meet at `master_port`, which is also in the environment of the process."""
         self.worker, self.rank, self.world, self.role, self.scenario = worker, rank, world, role, scenario
-        self.master_port = master_port
+        self.master_port, self._every = master_port, batches(scenario)
         self.recorder = Recorder(worker.name, worker.pool)
         self.saving = Saving(Rank(role=role, rank=rank, world=world), self.recorder)
 
@@ -64,9 +72,18 @@ class Trainer:
 
         `bare`: they have the weights from before training, and want adapters alone.
         """
-        from executor.transfer import WeightSender
+        self.offering.meet(host, port, world_size, None if bare else self.learner)
 
-        self._sender = WeightSender(host, port, world_size, *(() if bare else self.learner.base()))
+    def open_weights(self, host: str, folder: Path) -> Board:
+        """Makes ready where engines fetch weights; returns where they look. `folder`: of a store; `host`: of this process."""
+        return self.offering.open(host, folder)
+
+    @cached_property
+    def offering(self) -> Offering:
+        """This rank's side of the publication."""
+        from executor.offering import Offering
+
+        return Offering(self.scenario, self.rank, self.world, self.recorder)
 
     def values(self, step: int, samples: Samples) -> tuple[dict[str, Any], Info]:
         """`values` of the samples that this rank is dealt, by index: one number per response token, before it is drawn."""
@@ -84,13 +101,21 @@ class Trainer:
             notes |= _counts(len(mine), sum(mine))
         return {"old_logprobs": found}, self._info()
 
-    def advantage(self, step: int, samples: Samples, *columns: dict[str, Any]) -> tuple[Samples, Info]:
-        """The samples with the columns of all scorers and with advantages, or in pairs; on the actor's rank 0."""
+    def advantage(
+        self, step: int, samples: Samples, *columns: dict[str, Any], about: dict[str, Any] | None = None
+    ) -> tuple[Samples, Info]:
+        """The samples with the columns of all scorers and with advantages, or in pairs; on the actor's rank 0.
+
+        `about`: what the span says of the age of a batch that was made without a barrier; then the learning row says how
+        its samples were drawn.
+        """
         with self.recorder.stage("advantage", step, samples.policy_version) as notes:
             algorithm = self.scenario.algorithm
             batch = ADVANTAGES[algorithm.name](samples.with_columns(**joined(columns, len(samples))), algorithm)
-            notes |= _counts(len(samples), sum(samples.lengths))
-        return batch, self._info(reward=float(np.mean(batch.columns["rewards"])))
+            notes |= _counts(len(samples), sum(samples.lengths)) | (about or {})
+        told = {"distributions": distributions(batch)}
+        drawn = {} if about is None else _drawn(samples, about)
+        return batch, self._info(reward=float(np.mean(batch.columns["rewards"])), **drawn) | told
 
     def update(self, step: int, samples: Samples, *columns: dict[str, Any]) -> Info:
         """Every optimizer step of a training step: epochs over mini-batches in fixed order.
@@ -100,7 +125,7 @@ class Trainer:
         samples = samples.with_columns(**joined(columns, len(samples)))
         epochs, together = self.scenario.algorithm.epochs, self.scenario.algorithm.together
         chosen = minibatches(len(samples), self.scenario.update.minibatch_samples)
-        with self.recorder.stage(update_of(self.role), step, step + 1) as notes:
+        with self.recorder.stage(update_of(self.role), step, (step + 1) // self._every) as notes:
             self._gap, self._loads = 0.0, list[tuple[int, int]]()
             steps = [self._minibatch(step, samples, batch, first=i == 0) for i, batch in enumerate(chosen * epochs)]
             learned = self._learned(step, samples, steps)
@@ -110,16 +135,34 @@ class Trainer:
             notes |= self._packing()
         return self._info(**learned)
 
-    def send_weights(self, step: int) -> Info:
-        """Broadcasts the weights from rank 0; every rank takes part in gathering them."""
-        with self.recorder.stage("weight_sync", step, step + 1):
-            if self.rank == 0:
-                with self.recorder.op("transfer") as notes:
-                    size = self._sender.send(self.learner.weights().items())
-                    notes |= {"bytes": size, "quantities": {"calls": 1.0, "bytes": size}}
-            else:
-                self.learner.weights()
+    def send_weights(self, step: int, *_: Any) -> Info:
+        """Pushes the weights from rank 0 to all engines; every rank takes part in gathering them. What more is given is
+        only waited for."""
+        with self.recorder.stage("weight_sync", step, self._published(step)):
+            self.offering.push(self.learner)
         return self._info()
+
+    def publish_weights(self, step: int, acknowledged: int) -> tuple[Offered, Info]:
+        """Leaves the weights where engines fetch them; `acknowledged`: a version that all of these have."""
+        offered = self.offer_weights(step, acknowledged)
+        return offered, self.weights_published([])
+
+    def offer_weights(self, step: int, acknowledged: int, *_: Any) -> Offered:
+        """The same, and is held until `weights_published`."""
+        version = self._published(step)
+        self._held = ExitStack()
+        self._notes = self._held.enter_context(self.recorder.stage("weight_sync", step, version))
+        return self.offering.offer(version, acknowledged, self.learner)
+
+    def weights_published(self, absent: list[str]) -> Info:
+        """Engines have taken the weights, or are named as absent."""
+        self._notes |= {"absent": absent} if absent else {}
+        self._held.close()
+        return self._info()
+
+    def _published(self, step: int) -> int:
+        """The version that a step publishes."""
+        return (step + 1) // self._every
 
     def save(self, folder: Path, step: int, about: dict[str, Any]) -> Info:
         """Writes this rank's part of a checkpoint into the staging `folder`, at once or beside the next steps.
@@ -151,15 +194,17 @@ class Trainer:
         from executor.algorithms.objectives import OBJECTIVES, Material, units
 
         algorithm = self.scenario.algorithm
-        objective, stale = OBJECTIVES[algorithm.name, self.role], samples.policy_version < step
+        objective, fresh = OBJECTIVES[algorithm.name, self.role], self._fresh(samples, step)
+        stale = samples.policy_version < step // self._every
         drift = self._drift(samples, chosen) if algorithm.extra_forwards else 0.0
-        material = Material(algorithm=algorithm, samples=samples, stale=stale, drift=drift)
+        material = Material(algorithm=algorithm, samples=samples, stale=stale, fresh=fresh, drift=drift)
         compares = first and self._compares
 
         def loss(output: Tensor, batch: Microbatch) -> Loss:
             if compares and batch.weight:
                 old = batch.column(samples.logprobs)
-                self._gap = max(self._gap, float(((output.detach() - old).abs() * batch.response).max()))
+                same = batch.response if fresh is None else batch.column(fresh)
+                self._gap = max(self._gap, float(((output.detach() - old).abs() * same).max()))
             return objective.loss(output, batch, material)
 
         number, batches = units(objective.unit, samples, chosen), self.learner.groups(samples, chosen)
@@ -167,6 +212,16 @@ class Trainer:
         self._loads.append((sum(batch.ids.numel() for batch in real), sum(batch.num_tokens for batch in real)))
         means = self.learner.step(batches, loss, 1.0 / number)
         return means | {"units": float(number)} | ({"drift": drift} if algorithm.extra_forwards else {})
+
+    def _fresh(self, samples: Samples, step: int) -> list[Any] | None:
+        """Of each sample which response tokens were drawn by the weights that the step starts from, where a batch has
+        samples of several versions."""
+        if "versions" not in samples.columns:
+            return None
+        version = step // self._every if step % self._every == 0 else -1
+        known = zip(samples.columns["versions"], samples.logprobs, strict=True)
+        rows = samples.columns.get("token_versions") or [np.full(len(row), made) for made, row in known]
+        return [row == version for row in rows]
 
     def _packing(self) -> dict[str, float]:
         """`padding`: the share of this rank's padded tokens that are none, 0 where prompts are shared. `imbalance`:
@@ -213,11 +268,19 @@ class Trainer:
             return {key if key == "value_loss" else f"critic_{key}": value for key, value in found.items()}
         if self._compares:
             gap = self.learner.largest(self._gap)
-            found["logprob_gap"] = gap if samples.policy_version == step else None
+            fresh = self._fresh(samples, step)
+            known = samples.policy_version == step if fresh is None else any(row.any() for row in fresh)
+            found["logprob_gap"] = gap if known else None
         return found
 
     def _info(self, **learning: float | None) -> Info:
         return {"spans": self.recorder.take(), "learning": learning if self.rank == 0 else {}}
+
+
+def _drawn(samples: Samples, about: dict[str, Any]) -> dict[str, float]:
+    """How the samples of a batch were drawn, and how old they are."""
+    found = means([diversity(samples)]) | {"temperature": float(samples.temperatures.mean())}
+    return found | {key: about[key] for key in ("lag_mean", "lag_max")}
 
 
 def _counts(num_samples: int, tokens: int) -> dict[str, Any]:

@@ -7,7 +7,8 @@ the batch. Importing this module imports transformers, which takes seconds.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from executor.inference import Ended, Iteration, Progress, Request
+from executor.inference import Ended, InferenceBackend, Iteration, Progress, Request
 from executor.transfer import WeightGroup
 from lab.placement import Worker
+from lab.policies.weight_sync import Running
 from lab.scenario import Scenario
 from lab.workload import uniform
 
@@ -26,7 +28,7 @@ _DRAWS = 20
 """the stream of the random numbers that choose tokens"""
 
 
-class TransformersBackend:
+class TransformersBackend(InferenceBackend):
     """A network behind `InferenceBackend`; token t of a request is chosen by a number that depends on seed and t alone."""
 
     def __init__(self, scenario: Scenario, worker: Worker, folder: Path) -> None:
@@ -35,32 +37,76 @@ class TransformersBackend:
         self._network = network.eval().requires_grad_(False)
         row = scenario.workload.max_sequence_tokens * scenario.spec("actor").kv_bytes_per_token("float32")
         fitting = int(scenario.rollout.kv_bytes // row) if scenario.rollout.kv_bytes else scenario.rollout.max_num_seqs
-        self._rows = min(max(fitting, 1), scenario.rollout.max_num_seqs)
+        self._size = min(max(fitting, 1), scenario.rollout.max_num_seqs)
+        self._waiting = deque[tuple[int, Request]]()
+        self._rows: Rows | None = None
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[Progress]:
-        """Runs all requests, as many at once as sequences and KV memory allow; one progress for each pass."""
-        for first in range(0, len(requests), self._rows):
-            indices = range(first, min(first + self._rows, len(requests)))
-            yield from self._batch(requests, indices, len(requests) - indices.stop)
+    def submit(self, requests: Sequence[Request], ids: Sequence[int]) -> None:
+        """They wait for the next batch."""
+        self._waiting += zip(ids, requests, strict=True)
 
     @torch.inference_mode()
-    def _batch(self, requests: Sequence[Request], indices: Sequence[int], waiting: int) -> Iterator[Progress]:
-        rows = Rows(requests, indices)
-        while len(rows):
-            start = time.monotonic()
-            logits = self._network(**rows.inputs(), use_cache=True, logits_to_keep=1).logits[:, -1]
-            done = rows.iteration(waiting, self._rows)
-            ended = rows.advance(logits)
-            yield Progress(start_s=start, end_s=time.monotonic(), iterations=[done], ended=ended)
+    def advance(self) -> Progress:
+        """One pass over the batch, which is made of those that waited longest where there is none: as many as sequences
+        and KV memory allow."""
+        start = time.monotonic()
+        if self._rows is None:
+            if not self._waiting:
+                return Progress(start_s=start, end_s=start, iterations=[], ended=[])
+            number = min(self._size, len(self._waiting))
+            self._rows = Rows([self._waiting.popleft() for _ in range(number)])
+        rows = self._rows
+        logits = self._network(**rows.inputs(), use_cache=True, logits_to_keep=1).logits[:, -1]
+        done = rows.iteration(len(self._waiting), self._size)
+        ended = rows.advance(logits)
+        self._tidy()
+        return Progress(start_s=start, end_s=time.monotonic(), iterations=[done], ended=ended)
+
+    def abort(self, ids: Sequence[int]) -> dict[int, int]:
+        """Rows leave the batch, and what waits the queue."""
+        chosen = set(ids)
+        found = {number: 0 for number, _ in self._waiting if number in chosen}
+        self._waiting = deque(pair for pair in self._waiting if pair[0] not in chosen)
+        if self._rows is not None:
+            found |= self._rows.drop(chosen)
+            self._tidy()
+        return found
+
+    def running(self) -> list[Running]:
+        """The rows of the batch."""
+        return [] if self._rows is None else self._rows.running()
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that run or wait."""
+        return len(self._waiting) + (0 if self._rows is None else len(self._rows))
+
+    def hold(self) -> None:
+        """Between two calls it stands still anyway."""
+
+    def go_on(self, forget: bool) -> None:
+        """Later prompts find nothing of earlier ones, so that there is nothing else to forget."""
+        if forget and self._rows is not None:
+            self._rows.forget()
+
+    def _tidy(self) -> None:
+        if self._rows is not None and not len(self._rows):
+            self._rows = None
 
     def connect(self, host: str, port: int, rank: int, world_size: int) -> None:
         """Meets the sender of weights."""
         self._group = WeightGroup(host, port, rank, world_size)
 
-    def receive_weights(self) -> None:
-        """Takes what the sender broadcasts; adapters come merged into their matrices."""
+    def receive_weights(self) -> float:
+        """Takes what the sender pushes; adapters come merged into their matrices."""
+        before = self._group.unpacker.seconds
+        self.load_weights(self._group.receive())
+        return self._group.unpacker.seconds - before
+
+    def load_weights(self, items: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes whole tensors by Hugging Face's names."""
         own = dict(self._network.named_parameters())
-        for name, tensor in self._group.receive():
+        for name, tensor in items:
             own[name].copy_(tensor)
 
     def reset_prefix_cache(self) -> bool:
@@ -75,23 +121,41 @@ class TransformersBackend:
 class Rows:
     """The requests of a batch that have not ended, padded on the left, and their KV cache."""
 
-    def __init__(self, requests: Sequence[Request], indices: Sequence[int]) -> None:
-        self._requests, self._indices = requests, list(indices)
-        mine = [requests[i] for i in indices]
-        self._longest = max(len(request.prompt) for request in mine)
-        self._lengths = torch.tensor([len(request.prompt) for request in mine])
-        self._next = torch.tensor([[0] * (self._longest - len(one.prompt)) + one.prompt for one in mine])
+    def __init__(self, asked: Sequence[tuple[int, Request]]) -> None:
+        """`asked`: requests and their numbers."""
+        self._indices, self._mine = [number for number, _ in asked], [request for _, request in asked]
+        self._longest = max(len(request.prompt) for request in self._mine)
+        self._lengths = torch.tensor([len(request.prompt) for request in self._mine])
         self._mask = (torch.arange(self._longest) >= (self._longest - self._lengths)[:, None]).long()
-        self._cache = DynamicCache()
-        self._tokens: list[list[int]] = [[] for _ in mine]
-        self._logprobs: list[list[float]] = [[] for _ in mine]
+        self._tokens: list[list[int]] = [[] for _ in self._mine]
+        self._logprobs: list[list[float]] = [[] for _ in self._mine]
+        self.forget()
+
+    def forget(self) -> None:
+        """The next pass computes keys and values of all tokens."""
+        self._next = torch.tensor([
+            [0] * (self._longest - len(request.prompt)) + request.prompt + tokens
+            for request, tokens in zip(self._mine, self._tokens, strict=True)
+        ])  # fmt: skip
+        self._cache, self._begins = DynamicCache(), True
 
     def __len__(self) -> int:
         return len(self._indices)
 
-    @property
-    def _mine(self) -> list[Request]:
-        return [self._requests[i] for i in self._indices]
+    def running(self) -> list[Running]:
+        """Of each row the request's number, and its tokens."""
+        parts = zip(self._indices, self._mine, self._tokens, strict=True)
+        return [
+            Running(sample=number, prompt_tokens=len(request.prompt), response_tokens=len(tokens))
+            for number, request, tokens in parts
+        ]
+
+    def drop(self, numbers: Collection[int]) -> dict[int, int]:
+        """The rows of these requests leave; the response tokens that each has."""
+        found = {one.sample: one.response_tokens for one in self.running() if one.sample in numbers}
+        if found:
+            self._keep([row for row, number in enumerate(self._indices) if number not in found])
+        return found
 
     def inputs(self) -> dict[str, Any]:
         """What the network reads next: all prompts at first, then the tokens drawn last."""
@@ -104,17 +168,18 @@ class Rows:
 
     def iteration(self, waiting: int, room: int) -> Iteration:
         """The pass over `inputs`, as the lab counts it; padding is no work."""
-        lengths, prefill = self._lengths.numpy(), not self._tokens[0]
+        lengths, prefill = self._lengths.numpy(), self._begins
         total = int(lengths.sum())
         return Iteration(
             sequences=len(self), tokens=total if prefill else len(self), prefill_tokens=total if prefill else 0,
+            recomputed_tokens=total - len(self) if prefill and self._tokens[0] else 0,
             token_context=int((lengths * (lengths + 1) // 2).sum()) if prefill else total, context_read=total,
             running=len(self), waiting=waiting, kv_usage=len(self) / room,
         )  # fmt: skip
 
     def advance(self, logits: Tensor) -> list[Ended]:
         """Draws a token for every row from logits [rows, vocabulary]; returns those that have ended, and drops them."""
-        mine = self._mine
+        mine = list(self._mine)
         logprobs = distributions(logits, mine, self._tokens)
         chosen = self._drawn(logprobs, mine)
         values = logprobs.gather(1, chosen[:, None]).squeeze(1).tolist()
@@ -123,7 +188,7 @@ class Rows:
             self._logprobs[row].append(value)
         over = [row for row, request in enumerate(mine) if _over(request, self._tokens[row])]
         ended = [self._ended(row, logprobs[row]) for row in over]
-        self._next, self._lengths = chosen[:, None], self._lengths + 1
+        self._next, self._lengths, self._begins = chosen[:, None], self._lengths + 1, False
         self._mask = torch.cat([self._mask, torch.ones_like(self._next)], dim=1)
         if over:
             self._keep([row for row in range(len(self)) if row not in set(over)])
@@ -150,7 +215,7 @@ class Rows:
 
     def _keep(self, rows: list[int]) -> None:
         chosen = torch.tensor(rows, dtype=torch.long)
-        self._indices = [self._indices[row] for row in rows]
+        self._indices, self._mine = [self._indices[row] for row in rows], [self._mine[row] for row in rows]
         self._tokens, self._logprobs = [self._tokens[row] for row in rows], [self._logprobs[row] for row in rows]
         self._next, self._mask, self._lengths = self._next[chosen], self._mask[chosen], self._lengths[chosen]
         if rows:

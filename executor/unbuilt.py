@@ -7,33 +7,13 @@ from typing import Any
 
 from lab.scenario import Scenario
 
-ONLY_SIMULATED: dict[str, str] = {
-    "schedule.trigger_samples": "a batch of its own size",
-    "schedule.staleness": "a bound on the age of samples",
-    "buffer": "an experience buffer",
-    "faults": "a fault",
-    "scaling": "a number of workers that changes",
-    "rollout.over_issue": "over-issue with an early stop",
-    "rollout.stealing": "work stealing",
-    "experience": "a way of samples of its own",
-    "weight_sync.trigger": "another way of weights than a push",
-    "weight_sync.every": "a pull of weights",
-    "weight_sync.transport": "a store of weights",
-    "weight_sync.payload": "a part of the weights in a weight sync",
-    "weight_sync.delta_share": "a part of the weights in a weight sync",
-    "weight_sync.in_flight": "a weight sync beside running samples",
-    "weight_sync.kv": "a weight sync beside running samples",
-    "weight_sync.barrier_timeout": "a barrier that is not waited for",
-}
+ONLY_SIMULATED: dict[str, str] = {}
 """by dotted key, what is not executed; `*` stands for every entry of a list or mapping. A key of a section covers all
 that lies in it"""
 
 
 def unbuilt(scenario: Scenario) -> Iterator[tuple[str, str, str]]:
     """Keys that are set to what is only simulated: key, problem and remedy."""
-    if scenario.schedule.mode == "asynchronous":
-        remedy = "set it to synchronous or one_step_off, or simulate the scenario"
-        yield "schedule.mode", "an asynchronous schedule is not executed yet", remedy
     given = scenario.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     for pattern, what in ONLY_SIMULATED.items():
         for key in _set(given, _parts(pattern), ()):

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-import random
 import shutil
-import socket
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from lab.errors import InputError
+from executor import gang, tracing
+from executor.clocks import Clocks, align
+from executor.gang import RayNode, cpu_shares, given_address
+from executor.nodes import (
+    HOST,
+    free_cpus,
+    free_port,
+    free_ports,
+    interface,
+    join_ray,
+    on,
+    one_host,
+    ray_nodes,
+    start_ray,
+)
+from executor.seat import TALK
 from lab.placement import Worker
 from lab.scenario import Scenario
 
-HOST = "127.0.0.1"
-_GRAIN = 10_000
-"""Ray counts CPUs in ten-thousandths"""
-
+__all__ = ["HOST", "Workers", "cpu_shares", "environment", "free_port", "start_ray"]
 GANG_TIMEOUT_S = 60.0
 CALLS_AT_ONCE = 8
-"""of a scorer that is called by engines and the driver"""
+"""of a scorer that is called by engines and the driver; of those who are told something while another call runs"""
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -48,12 +57,27 @@ ENVIRONMENT = {
 
 
 class Workers:
-    """All actors of a scenario, by worker name. A context: leaving it ends every process that it started."""
+    """All actors of a scenario, by worker name. A context: leaving it ends every process that it started.
+
+    With RAY_ADDRESS the run takes places on the Ray that is there, on several machines where the scenario describes so
+    many; without, it starts one on this machine for itself.
+    """
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.actors: dict[str, Any] = {}
+        self.others: dict[str, Any] = {}
+        """actors beside the workers, by name: they have no devices of their own, and end with the run"""
+        self.on_stop: list[Callable[[], object]] = []
+        """called when every process has ended"""
         self.weight_port = free_port()
+        self.nodes: dict[str, RayNode] = {}
+        """by worker name"""
+        self._bundles: dict[str, int] = {}
+        self._ports: dict[str, int] = {}
+        """by role, where the ranks of its trainer meet"""
+        self._interfaces: dict[str, str] = {}
+        """by node id, where there are several nodes"""
         self._group: PlacementGroup | None = None
         self._ray_folder: str | None = None
         """of the Ray that this run started; None where Ray was running already"""
@@ -61,21 +85,81 @@ class Workers:
     def start(self) -> None:
         """Starts Ray where it does not run yet, then every actor at once or none.
 
-        Raises InputError where the cluster has too few CPUs.
+        Raises InputError where a machine has too few CPUs, no node stands for it, or RAY_ADDRESS does not answer.
         """
         if not ray.is_initialized():
-            self._ray_folder = tempfile.mkdtemp(prefix="lab-")  # short: paths of sockets end at 107 bytes
-            start_ray(self._ray_folder)
-        shares = cpu_shares(self.scenario)
-        self._group = _gang(list(shares.values()))
-        ports = {role: free_port() for role in ("actor", "critic", "reward")}
-        for bundle, (name, share) in enumerate(shares.items()):
-            worker = self.scenario.workers[name]
-            kind, arguments, variables = _actor(self.scenario, worker, ports)
-            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
-            options = {"num_cpus": share, "scheduling_strategy": place, "runtime_env": {"env_vars": variables}}
-            options |= {"max_concurrency": CALLS_AT_ONCE} if served(self.scenario, worker) else {}
-            self.actors[name] = ray.remote(kind).options(**options).remote(*arguments)
+            self._connect()
+        plan = gang.mapped(self.scenario, ray_nodes())
+        shares, homes = cpu_shares(self.scenario), gang.machines(self.scenario)
+        self.nodes = {name: plan[homes[name]] for name in shares}
+        self._bundles = {name: bundle for bundle, name in enumerate(shares)}
+        self._group = _gang(self.scenario, plan, shares)
+        self._meeting_places()
+        for name in shares:
+            self.begin(name)
+
+    def _connect(self) -> None:
+        address = given_address()
+        if address is not None:
+            join_ray(address)
+            return
+        self._ray_folder = tempfile.mkdtemp(prefix="lab-")  # short: paths of sockets end at 107 bytes
+        start_ray(self._ray_folder)
+
+    def _meeting_places(self) -> None:
+        """Ports at which ranks meet, free on the machine of their first one."""
+        variables = environment(threads=1)
+        for role in ("actor", "critic", "reward"):
+            team = self.scenario.team(role, "train")
+            node = self.nodes[team[0].name] if team else None
+            self._ports[role] = free_port() if node is None else on(node, variables, free_ports, 1)[0]
+        if not one_host(list(self.nodes.values())):
+            nodes = {node.node_id: node for node in self.nodes.values()}
+            self._interfaces = {name: on(node, variables, interface, node.address) for name, node in nodes.items()}
+            self.new_weight_port()
+
+    def new_weight_port(self) -> int:
+        """Where the sender of weights listens from now on: a free port of the machine of the actor's first rank."""
+        team = self.scenario.team("actor", "train")
+        node = self.nodes.get(team[0].name) if team else None
+        self.weight_port = free_port() if node is None else on(node, environment(threads=1), free_ports, 1)[0]
+        return self.weight_port
+
+    @property
+    def host(self) -> str:
+        """Where the sender of weights listens: the loopback, or the address of its node where there are several."""
+        return self.host_of("actor")
+
+    def host_of(self, role: str) -> str:
+        """Where the first rank of a role's trainer is met."""
+        team = self.scenario.team(role, "train")
+        return self.nodes[team[0].name].address if self._interfaces and team else HOST
+
+    def address_of(self, name: str) -> str:
+        """Where others find the process of a worker."""
+        return self.nodes[name].address if self._interfaces else HOST
+
+    def begin(self, name: str) -> Any:
+        """A fresh process for a worker, in its place; nothing is loaded in it. What had the name before has to be gone."""
+        worker = self.scenario.workers[name]
+        kind, arguments, variables = _actor(self.scenario, worker, self._ports, self.host_of(worker.role))
+        if (lane := self._interfaces.get(self.nodes[name].node_id)) is not None:
+            variables |= {"GLOO_SOCKET_IFNAME": lane}
+        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._bundles[name])
+        share = cpu_shares(self.scenario)[name]
+        options = {"num_cpus": share, "scheduling_strategy": place, "runtime_env": {"env_vars": variables}}
+        options |= {"max_concurrency": CALLS_AT_ONCE} if served(self.scenario, worker) else {}
+        groups = {TALK: CALLS_AT_ONCE} | ({"news": 1} if listened(self.scenario, worker) else {})
+        self.actors[name] = ray.remote(concurrency_groups=groups)(kind).options(**options).remote(*arguments)
+        return self.actors[name]
+
+    def beside(self, name: str, kind: type, *arguments: Any, near: str, threads: int = 1) -> Any:
+        """An actor that is no worker, on the machine of a role's first trainer rank; `threads`: calls at once."""
+        team = self.scenario.team(near, "train")
+        place = NodeAffinitySchedulingStrategy(self.nodes[team[0].name].node_id, soft=False) if team else "DEFAULT"
+        options = {"num_cpus": 0, "scheduling_strategy": place, "runtime_env": {"env_vars": environment(threads=1)}}
+        self.others[name] = ray.remote(kind).options(max_concurrency=threads, **options).remote(*arguments)
+        return self.others[name]
 
     def team(self, role: str, work: str) -> list[Any]:
         """The actors of one (role, work), in order."""
@@ -85,16 +169,33 @@ class Workers:
         """Of the workers by the id of their actor."""
         return {actor._actor_id.hex(): name for name, actor in self.actors.items()}
 
-    def stop(self) -> None:
-        """Kills every actor, whatever it does, and ends Ray where `start` began it."""
-        for actor in self.actors.values():
+    @property
+    def addresses(self) -> dict[str, Any]:
+        """`nodes`: the address of each worker's machine; empty where there is one."""
+        return {"nodes": {name: node.address for name, node in self.nodes.items()}} if self._interfaces else {}
+
+    async def clocks(self) -> Clocks:
+        """The workers' clocks against this process's."""
+        return await align(self.actors, {name: node.node_id for name, node in self.nodes.items()})
+
+    def clear(self) -> None:
+        """Kills every actor, whatever it does, and gives their places back; `start` begins anew."""
+        for actor in [*self.actors.values(), *self.others.values()]:
             ray.kill(actor)
         if self._group is not None:
             remove_placement_group(self._group)
+        self.actors, self.others, self._group = {}, {}, None
+        endings, self.on_stop = self.on_stop, []
+        for ending in endings:
+            ending()
+
+    def stop(self) -> None:
+        """Kills every actor, and ends Ray where `start` began it."""
+        self.clear()
         if self._ray_folder is not None:
             ray.shutdown()
             shutil.rmtree(self._ray_folder, ignore_errors=True)
-        self.actors, self._group, self._ray_folder = {}, None, None
+        self._ray_folder = None
 
     def __enter__(self) -> Self:
         return self
@@ -105,39 +206,24 @@ class Workers:
         self.stop()
 
 
-def _gang(shares: list[float]) -> PlacementGroup:
-    """A placement group with all shares or none. Raises InputError where Ray has too few CPUs, or frees too few in time.
+def _gang(scenario: Scenario, plan: Mapping[str, RayNode], shares: Mapping[str, float]) -> PlacementGroup:
+    """A placement group with all shares or none, each on the node that `plan` has for its worker's machine.
 
-    What an earlier run held is given back a moment after its actors are killed, so this waits for it.
+    What an earlier run held is given back a moment after its actors are killed, so this waits for it. Raises InputError
+    where too few CPUs are free in time.
     """
-    needed, total = sum(shares), ray.cluster_resources().get("CPU", 0.0)
-    if needed > total + 1e-6:
-        problem = f"the workers need {needed:g} CPUs, Ray has {total:g}"
-        raise InputError(key="pools", problem=problem, remedy="name fewer cores, or start Ray with more")
-    group = placement_group([{"CPU": share} for share in shares], strategy="PACK")
+    homes = gang.machines(scenario)
+    alone = one_host(list(plan.values())) and len(ray_nodes()) == 1
+    selectors = None if alone else [{"ray.io/node-id": plan[homes[name]].node_id} for name in shares]
+    group = placement_group(
+        [{"CPU": share} for share in shares.values()], strategy="PACK", bundle_label_selector=selectors
+    )
     try:
         ray.get(group.ready(), timeout=GANG_TIMEOUT_S)
     except ray.exceptions.GetTimeoutError:
         remove_placement_group(group)
-        free = ray.available_resources().get("CPU", 0.0)
-        problem = f"the workers need {needed:g} CPUs, Ray has {free:g} free"
-        raise InputError(key="pools", problem=problem, remedy="end what else runs on Ray") from None
+        raise gang.busy(scenario, plan, free_cpus()) from None
     return group
-
-
-def cpu_shares(scenario: Scenario) -> dict[str, float]:
-    """CPUs that each worker claims of Ray: its own devices, or an equal share of those of a pool that is shared.
-
-    Shares are rounded down to what Ray can count, so that a pool's workers never need more than the pool has.
-    """
-    sizes = {pool: sum(worker.pool == pool for worker in scenario.workers.values()) for pool in scenario.pools}
-    shares = {}
-    for worker in scenario.workers.values():
-        sharing = scenario.sharing.get(worker.pool)
-        shared = sharing is not None and sharing.how != "exclusive"
-        own = len(scenario.devices[worker.pool]) / sizes[worker.pool] if shared else len(worker.devices)
-        shares[worker.name] = int(min(own, len(worker.devices)) * _GRAIN) / _GRAIN
-    return shares
 
 
 def served(scenario: Scenario, worker: Worker) -> bool:
@@ -145,46 +231,22 @@ def served(scenario: Scenario, worker: Worker) -> bool:
     return worker.work == "score" and scenario.schedule.scoring == "sample"
 
 
-def free_port() -> int:
-    """A TCP port of this machine that was free a moment ago.
-
-    It lies below those that the system gives to outgoing connections (ip(7), ip_local_port_range), one of which could
-    take it before it is used, and above those of Ray's own workers (10002 to 19999). Raises OSError where none is free.
-    """
-    first = _first_outgoing_port()
-    for port in random.SystemRandom().sample(range(first * 5 // 8, first), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            return port
-    raise OSError(f"no TCP port between {first * 5 // 8} and {first} is free on {HOST}")
-
-
-def _first_outgoing_port() -> int:
-    try:
-        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError):
-        return 32768  # Linux's own
-
-
-def start_ray(folder: str) -> None:
-    """A Ray on this machine alone, with its files in `folder`, which has to have a short name."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # a run tells its first one, without a traceback
-    ray.init(
-        address="local", num_cpus=len(os.sched_getaffinity(0)), num_gpus=0, include_dashboard=False,
-        log_to_driver=False, logging_level=logging.ERROR, _temp_dir=folder,
-    )  # fmt: skip
+def listened(scenario: Scenario, worker: Worker) -> bool:
+    """Whether the driver waits for news of a worker while it sends it commands."""
+    return worker.work == "generate" and scenario.schedule.mode == "asynchronous"
 
 
 def environment(threads: int) -> dict[str, str]:
     """Variables that a worker's process starts with; it finds the packages where this process found them."""
     here = str(Path(__file__).resolve().parents[1])
     paths = os.pathsep.join(dict.fromkeys([here, os.getcwd(), *filter(None, sys.path)]))
-    return ENVIRONMENT | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": paths}
+    return ENVIRONMENT | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": paths} | tracing.asked()
 
 
-def _actor(scenario: Scenario, worker: Worker, ports: dict[str, int]) -> tuple[type, tuple[Any, ...], dict[str, str]]:
-    """Class, arguments and environment of a worker's actor."""
+def _actor(
+    scenario: Scenario, worker: Worker, ports: Mapping[str, int], host: str
+) -> tuple[type, tuple[Any, ...], dict[str, str]]:
+    """Class, arguments and environment of a worker's actor; `host`: where ranks of its role meet."""
     from executor.rollout import RolloutWorker
     from executor.scoring import ReferenceWorker, RewardWorker
     from executor.trainer import Trainer
@@ -197,6 +259,6 @@ def _actor(scenario: Scenario, worker: Worker, ports: dict[str, int]) -> tuple[t
         return (RewardWorker if worker.role == "reward" else ReferenceWorker), (worker, scenario), variables
     variables |= {
         "RANK": str(index), "LOCAL_RANK": str(index), "WORLD_SIZE": str(len(team)), "LOCAL_SIZE": str(len(team)),
-        "MASTER_ADDR": HOST, "MASTER_PORT": str(ports[worker.role]),
+        "MASTER_ADDR": host, "MASTER_PORT": str(ports[worker.role]),
     }  # fmt: skip
     return Trainer, (worker, index, len(team), worker.role, scenario, ports[worker.role]), variables

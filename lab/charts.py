@@ -209,6 +209,36 @@ def learning(timelines: Mapping[str, Timeline]) -> Figure | None:
     return {"data": traces, "layout": layout | shown}
 
 
+def devices(readings: Any) -> Figure | None:
+    """Use of each device, cores and memory of each process over time; None where nothing was read (`lab.devices.read`)."""
+    if readings is None or not readings.num_rows:
+        return None
+    parts = [("device", "use", 1.0), ("worker", "use", 1.0), ("worker", "memory_bytes", 1e-9)]
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in readings.to_pylist():
+        rows[row["kind"], row["name"]].append(row)
+    traces = [
+        {
+            "type": "scatter", "mode": "lines", "name": _plain(name), "legendgroup": name, "showlegend": column == "use",
+            "xaxis": f"x{number + 1}", "yaxis": f"y{number + 1}", "line": {"color": line, "width": 1.5},
+            "x": [round(row["at_s"], 3) for row in found], "y": [round(row[column] * scale, 4) for row in found],
+        }
+        for number, (kind, column, scale) in enumerate(parts)
+        for line, (name, found) in zip(
+            itertools.cycle(_LINES), ((name, found) for (k, name), found in rows.items() if k == kind), strict=False
+        )
+    ]  # fmt: skip
+    titles = ["use of each device", "cores that each process keeps busy", "resident memory of each process, GB"]
+    heads = [_title(text, 1.0 - i / 3 - (0.02 if i else 0.0)) for i, text in enumerate(titles)]
+    axes: Figure = {f"xaxis{i + 1}": {"matches": "x3"} for i in range(2)}
+    axes["xaxis3"] = {"title": {"text": "seconds since the first step could start"}}
+    axes |= {f"yaxis{i + 1}": {"rangemode": "tozero"} for i in range(3)}
+    grid = {"rows": 3, "columns": 1, "pattern": "independent", "ygap": 0.3}
+    layout = _layout(**axes) | {"grid": grid, "annotations": heads, "height": 640}
+    layout["legend"] |= {"y": 1.06}  # above the first title
+    return {"data": traces, "layout": layout}
+
+
 def _rounded(timeline: Timeline) -> list[dict[str, float]]:
     """The numbers of the finished steps' learning rows that have a chart, to six digits: noise below is no change."""
     rows = timeline.header.learning[: len(publications(timeline))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -73,14 +73,20 @@ def lengths(scenario: Scenario, step: int) -> tuple[NDArray[np.int64], NDArray[n
     return known, answers
 
 
-def shares(scenario: Scenario, step: int) -> list[list[int]]:
-    """The prompts of an evaluation that each engine answers, by `rollout.dispatch`, which knows their mean length."""
+def shares(scenario: Scenario, step: int, absent: Collection[int] = ()) -> list[list[int]]:
+    """The prompts of an evaluation that each engine answers, by `rollout.dispatch`, which knows their mean length; those
+    that are absent, by index, answer none."""
     prompt, answers = lengths(scenario, step)
-    speeds = [worker.speed for worker in scenario.team("actor", "generate")]
+    team = scenario.team("actor", "generate")
+    present = [index for index in range(len(team)) if index not in absent]
+    speeds = [team[index].speed for index in present]
     known = Prompts(
         predicted_tokens=prompt + answers.mean(), samples_per_prompt=answers.shape[1], num_buckets=len(set(speeds))
     )
-    return DISPATCH[scenario.rollout.dispatch](known, Engines.idle(speeds))
+    found: list[list[int]] = [[] for _ in team]
+    for index, share in zip(present, DISPATCH[scenario.rollout.dispatch](known, Engines.idle(speeds)), strict=True):
+        found[index] = share
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,9 +100,13 @@ class Fault(Record):
     )
     detect: Seconds = Field(
         default=30.0,
-        description="until a loss is noticed; Ray declares a node dead after about 5 missed health checks, 30 s",
+        description="until a loss is noticed; Ray declares a node dead after about 5 missed health checks, 30 s. In a real"
+        " run a worker is lost once its heartbeat has been missing for so long, whether it was killed or hangs",
     )
-    start: Seconds = Field(default=60.0, description="from there until a replacement runs, reading its state left out")
+    start: Seconds = Field(
+        default=60.0,
+        description="from there until a replacement runs, reading its state left out; a real one takes what it takes",
+    )
 
     @property
     def way_back(self) -> Recovery | None:

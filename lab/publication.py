@@ -24,10 +24,11 @@ class WeightSync(Record):
         "each engine looks for new weights every so often; event: it is told of them and fetches them by itself",
     )
     every: Seconds | None = Field(default=None, gt=0, description="between two looks of an engine that pulls")
-    transport: Literal["nccl", "store"] = Field(
+    transport: Literal["nccl", "object_store", "store"] = Field(
         default="nccl",
-        description="nccl: from device to device, or, where engines fetch, out of the memory of the trainer's host; "
-        "store: through the storage of the trainer's site",
+        description="nccl: from device to device (on cores by gloo), or, where engines fetch, out of the memory of the "
+        "trainer's host; object_store: out of that memory through Ray, once to each machine; store: through the storage "
+        "of the trainer's site",
     )
     topology: Literal["chain", "tree", "flat"] | None = Field(
         default=None,
@@ -41,7 +42,11 @@ class WeightSync(Record):
         "and which they are; int8: in eight bits with a scale for each block",
     )
     delta_share: float | None = Field(
-        default=None, gt=0, le=1, description="of the parameters, those that a step changes, for `payload: delta`"
+        default=None,
+        gt=0,
+        le=1,
+        description="of the parameters, those that a step changes, for `payload: delta`; a real run sends all that "
+        "changed, and says what share that was",
     )
     in_flight: Literal["drain", "interrupt", "mix"] = Field(
         default="drain",
@@ -78,9 +83,12 @@ class WeightSync(Record):
     @model_validator(mode="after")
     def _fitting(self) -> WeightSync:
         push = self.trigger == "push"
-        if push and self.transport == "store":
+        if push and self.transport != "nccl":
             problem = "who reads from a store fetches by itself, and nothing is pushed"
             raise WrongValue(path=("transport",), problem=problem, remedy="set `trigger: event`, or remove it")
+        if self.transport == "object_store" and self.topology is not None:
+            problem = "who gets an object from whom is Ray's choice"
+            raise WrongValue(path=("topology",), problem=problem, remedy="remove it")
         if not push and self.topology == "chain":
             problem = "a chain goes through all engines at once, and these fetch one by one"
             raise WrongValue(path=("topology",), problem=problem, remedy="set it to tree or flat")
@@ -91,6 +99,15 @@ class WeightSync(Record):
             problem = f"with `in_flight: {self.in_flight}` no sample goes on under new weights"
             raise WrongValue(path=("kv",), problem=problem, remedy="set `in_flight: mix`, or remove it")
         return self
+
+
+def too_rare(scenario: Scenario, run_s: float) -> tuple[str, str, str] | None:
+    """Key, problem and remedy where engines pull, and a run of so many seconds was over before all had looked once."""
+    rule = scenario.weight_sync
+    if rule.every is None or rule.every <= run_s or not scenario.algorithm.rolls_out:
+        return None
+    problem = f"engines look for weights every {rule.every:g} s, and the run ends at {run_s:.4g} s"
+    return "weight_sync.every", problem, "set it lower, or make more steps"
 
 
 def contradictions(scenario: Scenario) -> Iterator[tuple[str, str, str]]:

@@ -8,10 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lab import charts, reward_report
+from lab import charts, devices, operators, reward_report
 from lab.compare import Comparison, Row, caveats
 from lab.metrics import publications
 from lab.timeline import Timeline
+
+TOP = 8
+"""operators of a trace that a page shows"""
 
 
 def write_run_report(timeline: Timeline, summary: Mapping[str, Any], path: Path) -> None:
@@ -24,11 +27,15 @@ def write_run_report(timeline: Timeline, summary: Mapping[str, Any], path: Path)
             ("Step time", charts.steps(label)),
             ("Reward", charts.rewards(label)),
             ("Learning", charts.learning(label)),
+            ("Devices and processes", charts.devices(devices.read(path.parent))),
         ]
     )
+    traces = {name: operators.of_trace(file)[:TOP] for name, file in operators.latest(path.parent).items()}
     judged = summary.get("reward_report")
     rows = reward_report.lines(judged) if judged else []
-    _write(path, "run.html.j2", figures, timeline=timeline, summary=summary, judged=judged, judged_rows=rows)
+    _write(
+        path, "run.html.j2", figures, timeline=timeline, summary=summary, judged=judged, judged_rows=rows, traces=traces
+    )
 
 
 def write_comparison_report(

@@ -86,6 +86,30 @@ def locked(folder: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process executes the run in a folder."""
+    try:
+        with (folder / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def holder(folder: Path) -> int:
+    """The process that executes the run in a folder. Raises InputError where none does."""
+    if not (folder / "run.json").is_file():
+        raise InputError(file=str(folder), problem="not a run", remedy="name a folder that `lab execute` wrote")
+    named = (folder / "lock").read_text().strip() if is_held(folder) else ""
+    if not named.isdigit():
+        status = json.loads((folder / "run.json").read_bytes())["header"]["status"]
+        problem = f"no process executes it; it says {status}"
+        raise InputError(file=str(folder), problem=problem, remedy="name a run that is being executed")
+    return int(named)
+
+
 def _opened(path: Path) -> IO[str]:
     try:
         return path.open("a+")

@@ -48,6 +48,12 @@ class Scale(Record):
         )
 
 
+def away(scenario: Scenario) -> frozenset[str]:
+    """Workers that are not up when a run begins."""
+    found = [scenario.team(*work.split("."))[scale.min :] for work, scale in scenario.scaling.items()]
+    return frozenset(worker.name for team in found for worker in team)
+
+
 def contradictions(scenario: Scenario) -> Iterator[tuple[str, str, str]]:
     """Where scaling, stealing or over-issue cannot be: key, problem and remedy."""
     for key in (key for key in ("over_issue", "stealing") if getattr(scenario.rollout, key)):
@@ -70,8 +76,9 @@ def _scaled(scenario: Scenario, work: Scaled, scale: Scale) -> Iterator[tuple[st
     elif scale.min > (scale.max or len(workers)):
         most = scale.max or len(workers)
         yield f"{key}.min", f"more than the most, {most}", f"set it to {most} or less"
-    if any(worker.pool in scenario.sharing for worker in workers):
-        yield key, "its devices are shared with other works", "give it a pool of its own"
+    sharing = [scenario.sharing[worker.pool] for worker in workers if worker.pool in scenario.sharing]
+    if any(shared.how == "time_sliced" for shared in sharing):
+        yield key, "its devices are used by other works in turns", "give it a pool of its own, or set how to resident"
     placed = scenario.place.reward_score
     if work == "reward.score" and placed is not None and (placed.kind != "model" or placed.shares_trunk):
         yield key, "only a model with devices of its own can be started and stopped", "remove it"

@@ -56,6 +56,18 @@ def taken(scenario: Scenario, target: str) -> tuple[str, ...]:
     )
 
 
+def covering(scenario: Scenario, worker: str) -> list[Fault]:
+    """The entries of a scenario's faults by which a worker, or the buffer, may be lost, in their order."""
+    if worker == BUFFER:
+        return [fault for fault in scenario.faults if fault.kind == "buffer_lost"]
+    return [
+        fault
+        for fault in scenario.faults
+        if fault.kind not in ("straggler", "link_degraded", "buffer_lost")
+        and any(worker in taken(scenario, target) for target in hit(scenario, fault))
+    ]
+
+
 def rolls_back(scenario: Scenario, kind: str, target: str) -> bool:
     """Whether a fault takes trained state away, so that the run goes back to a checkpoint."""
     lossy = kind in ("trainer_lost", "node_lost", "preempted")

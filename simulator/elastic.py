@@ -70,9 +70,10 @@ class Crew:
         self.up = [other.name for other in self.workers if other.name in {*self.up, worker.name}]
         name = f"setup/{step}/{worker.name}"
         world.redone[name] += 1
+        span_id = name if world.redone[name] == 1 else f"{name}~{world.redone[name]}"
         world.spans.append(
             Span(
-                span_id=f"{name}~{world.redone[name]}", resource=worker.name, step=step, stage="setup",
+                span_id=span_id, resource=worker.name, step=step, stage="setup",
                 pool=worker.pool, worker=worker.name, start_s=begun, end_s=world.now,
             )
         )  # fmt: skip

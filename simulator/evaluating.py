@@ -28,7 +28,7 @@ def evaluate(world: World, step: int) -> list[Process]:
         return [_read(world, worker, step, [sizes[i] for i in mine]) for worker, mine in zip(team, parts, strict=True)]
     return [
         _answer(world, worker, step, _requests(world, prompt[mine], answers[mine]))
-        for worker, mine in zip(team, shares(world.scenario, step), strict=True)
+        for worker, mine in zip(team, shares(world.scenario, step, world.publication.absent), strict=True)
         if mine
     ]
 

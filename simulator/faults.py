@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from lab.errors import InputError
 from lab.faults import Fault
 from lab.goodput import system_mtbf
 from lab.scenario import Scenario
+from lab.strikes import Strike, times
 from lab.targets import hit, rolls_back, taken
 from simulator import recovery
 from simulator.world import Process, World
@@ -23,20 +22,6 @@ MOST_IN_A_STEP = 2000
 HOPELESS = 300
 """returns to the same checkpoint in a row after which a run is given up: of a stretch as long as three times the mean
 time between faults one attempt in twenty comes through"""
-DRAWS = 11
-"""what the draws of faults are told apart by from all other draws"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Strike:
-    """One fault at one time, or the end of what it did."""
-
-    at: float
-    entry: int
-    """place in the scenario's faults"""
-    fault: Fault
-    target: str
-    ends: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +48,7 @@ class Faults:
         self.halted = world.env.event()
         for entry, fault in enumerate(world.scenario.faults):
             for place, target in enumerate(hit(world.scenario, fault)):
-                self._later[entry, target] = _times(world.scenario, entry, place, fault)
+                self._later[entry, target] = times(world.scenario, entry, place, fault)
                 self._next(entry, fault, target)
 
     def left(self) -> Strike | None:
@@ -150,18 +135,6 @@ class Faults:
             yield from recovery.settled(world)
             if not self.halted.triggered:
                 self.halted.succeed(Halt(strike=strike, record=record))
-
-
-def _times(scenario: Scenario, entry: int, place: int, fault: Fault) -> Iterator[float]:
-    """When a fault hits a target: once, or as a Poisson process."""
-    if fault.at is not None:
-        yield fault.at
-        return
-    assert fault.mtbf is not None, "one of the two is given"
-    draws, at = np.random.default_rng((scenario.seed, DRAWS, entry, place)), 0.0
-    while True:
-        at += float(draws.exponential(fault.mtbf))
-        yield at
 
 
 def _record(world: World, strike: Strike) -> dict[str, Any]:

@@ -12,8 +12,9 @@ import simpy
 from lab.dealing import Share
 from lab.drawing import issued
 from lab.placement import Worker
-from lab.policies.over_issue import EarlyStop, Returns, early_stop
-from lab.policies.stealing import Queues, Steal, steals
+from lab.policies.over_issue import EarlyStop
+from lab.policies.stealing import Queues, Room, Steal, settled, startable, steals
+from lab.returning import Returning, joint
 from lab.scenario import Scenario
 from simulator.blocks import Ints
 from simulator.fleet import EngineRun
@@ -21,11 +22,7 @@ from simulator.ledger import ABORTED, BUFFERED, DROPPED, INDEX, PROMPT, RESPONSE
 from simulator.rollout import Piece
 from simulator.world import Lane, Process, World
 
-
-def joint(scenario: Scenario) -> bool:
-    """Whether engines depend on each other within a step."""
-    scaled = "actor.generate" in scenario.scaling
-    return scenario.rollout.stealing or scenario.rollout.over_issue > 0 or scaled
+__all__ = ["Joint", "Seat", "joint"]
 
 
 @dataclass(eq=False)
@@ -53,11 +50,9 @@ class Joint:
 
     def __init__(self, world: World, step: int, absent: frozenset[int] = frozenset()) -> None:
         self._world, self._step, self._scenario = world, step, world.scenario
-        self._tried, self._needed = world.scenario.num_tried, world.scenario.workload.prompts_per_step
+        self._tried, self._returning = world.scenario.num_tried, Returning(world.scenario)
         self.numbers = self._issue()
-        self._left = np.full(issued(world.scenario), self._tried)
-        """samples of each prompt that are not back yet"""
-        self._finished, self._stopped = list[int](), False
+        self._stopped = False
         self._stealing = world.scenario.rollout.stealing or "actor.generate" in world.scenario.scaling
         self._streams = world.streams("rollout", step)
         engines, shares = world.scenario.team("actor", "generate"), world.dealer.deal(step, absent)
@@ -176,16 +171,9 @@ class Joint:
         ledger.generated([sample], ledger.column(RESPONSE)[[sample]])
         ledger.settle([sample], BUFFERED)
         ledger.came_from([sample], seat.run.worker.name)
-        prompt = int(ledger.column(INDEX)[sample]) // self._tried
-        self._left[prompt] -= 1
-        whole = not self._left[prompt]
-        if whole:
-            self._finished.append(prompt)
-        if len(self._left) == self._needed:
-            self._hand_on([sample])
-        elif whole:
-            self._hand_on(self.numbers[prompt].tolist())
-        if len(self._finished) == self._needed and not self._stopped:
+        if usable := self._returning.back(int(ledger.column(INDEX)[sample])):
+            self._hand_on(self.numbers.reshape(-1)[usable].tolist())
+        if self._returning.enough and not self._stopped:
             self._stop()
         self._close(seat)
 
@@ -195,9 +183,7 @@ class Joint:
 
     def _stop(self) -> None:
         """Enough prompts are whole: the rest is aborted, and what came of it is dropped."""
-        said = early_stop(
-            Returns(num_needed=self._needed, issued=tuple(range(len(self._left))), finished=tuple(self._finished))
-        )
+        said = self._returning.stop()
         self._stopped, self._stealing, ledger = True, False, self._world.ledger
         self.over.succeed()
         ledger.batches[self._step] = self._of(sorted(said.keep))
@@ -231,7 +217,7 @@ class Joint:
         queues = self._queues(seats)
         for move in steals(queues):
             self._move(move, seats[move.thief], seats[move.victim], int(queues.queued[move.victim]))
-        if not np.any(queues.queued > queues.free_slots):  # what waits anywhere starts at once: nothing moves any more
+        if settled(queues):
             self._stealing = False
             for other in self.seats:
                 self._close(other)
@@ -246,10 +232,12 @@ class Joint:
         )
 
     def _startable(self, run: EngineRun) -> int:
-        """How many more could run at once: none where some wait beside others that run, for they found no room."""
-        if run.num_running and run.num_queued:
-            return 0
-        return min(run.free_slots, int(run.free_blocks / self._mean))
+        return startable(
+            Room(
+                num_running=run.num_running, num_queued=run.num_queued, free_slots=run.free_slots,
+                free_blocks=run.free_blocks, mean_blocks=self._mean,
+            )
+        )  # fmt: skip
 
     def _move(self, move: Steal, thief: Seat, victim: Seat, queued: int) -> None:
         """Samples go from one queue to another; that costs a call."""

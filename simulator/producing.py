@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from lab.faults import Fault
+from lab.issuing import seats
 from lab.placement import Worker
 from lab.policies import weight_sync as policy
 from lab.targets import spares
 from simulator.ahead import AheadRun, fitting
 from simulator.blocks import Ints
 from simulator.fleet import Counts, EngineRun
-from simulator.ledger import ABORTED, PROMPT, RESPONSE
+from simulator.ledger import ABORTED, PROMPT, RESPONSE, VERSION
 from simulator.receiving import rule_of
 from simulator.world import Lane, Process, World
 
@@ -52,7 +53,7 @@ class Producer:
     """An engine between its loads of weights. `rollout/k` is what it does under version k."""
 
     def __init__(self, world: World, worker: Worker, issuer: Issuer) -> None:
-        self.worker, self.seats = worker, _seats(world)
+        self.worker, self.seats = worker, seats(world.scenario)
         self.samples: set[int] = set()
         """what was given to it and is not back"""
         self.open = True
@@ -77,6 +78,8 @@ class Producer:
         self._lane: Lane | None = None
         self._shown: int | None = None
         """step of its last span"""
+        self._waiting: set[int] = set()
+        """samples that had not begun when it last stood still"""
         self._busy_s = [0.0, 0.0]
         self._counted = dict.fromkeys(COUNTS, 0)
 
@@ -126,6 +129,7 @@ class Producer:
                 if self._failure.triggered:
                     continue
                 yield from self._receiver.load()
+                self._name_anew()
                 if publication.final and self.version == publication.version:
                     return  # nobody trains what it would make now
                 if not self._failure.triggered:  # else it begins when it works again
@@ -134,6 +138,11 @@ class Producer:
             else:
                 news = self._receiver.news() | self._failure | self._told
                 yield news if self.open else self._drained() | news
+
+    def _name_anew(self) -> None:
+        """What waited when new weights came is begun by these."""
+        waiting = sorted(self._waiting & self.samples)
+        self._world.ledger.column(VERSION)[waiting] = self.version
 
     def _go_on(self) -> None:
         self._run.resume()
@@ -270,6 +279,7 @@ class Producer:
         self.open = False
         yield from self._run.pause()
         running = [policy.Running(sample=s, prompt_tokens=p, response_tokens=t) for s, p, t in self._run.running()]
+        self._waiting = self.samples - {one.sample for one in running}
         said = policy.in_flight(self._rule, running)
         if said.abort:
             self._issuer.thrown(said.abort, self.stop(said.abort), ABORTED)
@@ -314,9 +324,3 @@ class Producer:
             busy, start_s=start, end_s=busy.end_s if self.samples else max(start, end)
         )
         self._counted, self._back, self._issued, self._lane = now, [], 0, None
-
-
-def _seats(world: World) -> int:
-    """Samples that an engine is given at once: as many as it runs, in whole prompts, and one prompt that waits."""
-    number = world.scenario.workload.samples_per_prompt
-    return -(-world.scenario.rollout.max_num_seqs // number) * number + number

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
-from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import simpy
 
+from lab.copies import Copies, Place
 from lab.model import DTYPE_BYTES
 from lab.placement import Worker
-from lab.policies.weight_sync import Near, WeightsReady, nearest, payload_bytes
+from lab.policies.weight_sync import WeightsReady, payload_bytes
 from profiles.cost import Cost
 from simulator.world import Lane, Process, World
 
@@ -20,114 +18,17 @@ if TYPE_CHECKING:
     from simulator.receiving import Receiver
 
 
-class Place(NamedTuple):
-    """Where somebody stands who has the weights, or wants them."""
-
-    site: str
-    machine: str
-    """empty: of no machine, as the storage of a site"""
-
-    @property
-    def levels(self) -> tuple[Hashable, ...]:
-        """Who shares these with somebody is near: the machine, the site, and everything."""
-        return (self.site, self.machine), self.site, None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Where weights can be had."""
-
-    place: Place
-    name: str
-    """an engine, the machine of the trainer, or the site of a store"""
-    ends: tuple[str, ...] = ()
-    """devices, or a machine's memory; none: a store"""
-
-
-class Copies:
-    """Who has one version, and who fetches it or waits for somebody to fetch it from."""
-
-    def __init__(self, env: simpy.Environment, origin: Source, tree: bool) -> None:
-        """`tree`: whoever has it gives it on, to one at a time."""
-        self._env, self._tree = env, tree
-        self._sources, self._busy = list[Source](), list[bool]()
-        self._holders, self._fetching = Counter[Hashable](), Counter[Hashable]()
-        self._free: dict[Hashable, list[int]] = {}
-        self._queue: dict[Place, deque[simpy.Event]] = {}
-        self._add(origin)
-
-    def acquire(self, here: Place) -> Process:
-        """Ends when one who is `here` may fetch; returns the number of the source."""
-        if not self._tree:
-            return 0
-        turn = self._env.event()
-        self._queue.setdefault(here, deque()).append(turn)
-        self._match()
-        try:
-            return (yield turn)
-        except simpy.Interrupt:
-            self._leave(here, turn)
-            raise
-
-    def source(self, number: int) -> Source:
-        return self._sources[number]
-
-    def release(self, number: int, here: Place, new: Source | None) -> None:
-        """A fetch has ended; `new` has the weights now, or nobody where it was given up."""
-        if not self._tree:
-            return
-        self._fetching.subtract(here.levels)
-        self._let(number)
-        if new is not None:
-            self._add(new)
-        self._match()
-
-    def _add(self, source: Source) -> None:
-        self._sources.append(source)
-        self._busy.append(False)
-        self._holders.update(source.place.levels)
-        self._let(len(self._sources) - 1)
-
-    def _let(self, number: int) -> None:
-        """A holder is free."""
-        self._busy[number] = False
-        for level in self._sources[number].place.levels:
-            heappush(self._free.setdefault(level, []), number)
-
-    def _first_free(self, level: Hashable) -> int | None:
-        """The free holder with the least number; entries of those that were chosen at another level are left behind."""
-        numbers = self._free.get(level, [])
-        while numbers and self._busy[numbers[0]]:
-            heappop(numbers)
-        return numbers[0] if numbers else None
-
-    def _near(self, level: Hashable) -> Near:
-        number, fetching = self._holders[level], self._fetching[level]
-        return Near(num_holders=number, free=self._first_free(level), num_fetching=fetching)
-
-    def _match(self) -> None:
-        """Everybody who waits and may fetch now is told so, in the order in which their machines asked."""
-        num_free = self._busy.count(False)
-        for here in list(self._queue):
-            while num_free and (found := nearest([self._near(level) for level in here.levels])) is not None:
-                self._busy[found] = bool(self._sources[found].ends)
-                num_free -= self._busy[found]
-                self._fetching.update(here.levels)
-                self._queue[here].popleft().succeed(found)
-                if not self._queue[here]:
-                    del self._queue[here]
-                    break
-            if not num_free:
-                return
-
-    def _leave(self, here: Place, turn: simpy.Event) -> None:
-        """Nobody waits here any more; what was granted at this same instant goes to others."""
-        if turn.triggered:
-            self.release(int(turn.value or 0), here, None)
-        else:
-            self._queue[here].remove(turn)
-            if not self._queue[here]:
-                del self._queue[here]
+def acquire(env: simpy.Environment, copies: Copies, here: Place) -> Process:
+    """Ends when one who is `here` may fetch; returns the number of the source."""
+    if not copies.in_turns:
+        return 0
+    granted = env.event()
+    turn = copies.ask(here, granted.succeed)
+    try:
+        return (yield granted)
+    except simpy.Interrupt:
+        copies.leave(here, turn)
+        raise
 
 
 class Meeting:

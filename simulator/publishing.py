@@ -11,13 +11,23 @@ from typing import Any
 
 import simpy
 
+from lab.copies import Copies, Place, Source
 from lab.errors import RunStuck
 from lab.placement import Worker
 from lab.policies.weight_sync import WeightsReady, barrier
 from simulator.network import Flows
-from simulator.publication import Copies, Meeting, Place, Source
-from simulator.receiving import place_of, waits_for_all, whole_bytes
-from simulator.transfers import broadcast, gathered, networked, per_tensor, written
+from simulator.publication import Meeting
+from simulator.receiving import place_of, waits_for_all
+from simulator.transfers import (
+    broadcast,
+    gathered,
+    loaded_bytes,
+    networked,
+    on_core,
+    per_tensor,
+    whole_bytes,
+    written,
+)
 from simulator.world import Lane, Process, World
 
 
@@ -43,7 +53,7 @@ def publish(world: World, step: int) -> Process:
         yield from _push(world, own, publication.meeting)
     else:
         source = yield from _offer(world, own)
-        publication.publish(version, Copies(world.env, source, world.scenario.weight_sync.route == "tree"))
+        publication.publish(version, Copies(source, world.scenario.weight_sync.route == "tree"))
         publication.announce(WeightsReady(version=version, place=source.name, digest=f"{version}"))
         if waits_for_all(world):
             notes = yield from _barrier(world, step, version)
@@ -58,7 +68,7 @@ def _prepare(world: World, own: Sequence[Lane]) -> Process:
     """Whole weights on the first rank, unless every rank writes its own; less of them where not all is sent."""
     sender, rule, whole = own[0].worker, world.scenario.weight_sync, whole_bytes(world)
     ranks = len(own) if rule.transport == "store" else 1
-    if rule.transport == "nccl" and sharded(world, sender):
+    if rule.transport != "store" and sharded(world, sender):
         yield from _reshard(world, own, whole)
     sent = world.publication.payload_bytes
     if rule.payload == "delta":  # the version before lies in host memory
@@ -94,7 +104,8 @@ def _push(world: World, own: Sequence[Lane], meeting: Meeting) -> Process:
 
 def _broadcast(world: World, lanes: Sequence[Lane], sender: Worker, size: float) -> Process:
     """Weights on their way to the engines."""
-    cost, start = world.cost(sender, "weight_sync", {"calls": 1.0, "bytes": size}), world.now
+    charged = loaded_bytes(world, sender, size)
+    cost, start = world.cost(sender, "weight_sync", {"calls": 1.0, "bytes": charged}), world.now
     rounds: Sequence[Flows] = ()
     if networked(world, sender, "weight_sync"):
         rounds = broadcast(world, sender, size, cost.seconds)
@@ -111,9 +122,11 @@ def _broadcast(world: World, lanes: Sequence[Lane], sender: Worker, size: float)
 def _offer(world: World, own: Sequence[Lane]) -> Process:
     """The weights are left where engines fetch them; returns that place."""
     size, here = world.publication.payload_bytes, place_of(world, own[0].worker)
-    if world.scenario.weight_sync.transport == "nccl":
-        yield from _together(world, own, own[0].worker, "snapshot", {"host_copy": size})
-        return Source(place=here, name=here.machine, ends=(here.machine,))
+    if world.scenario.weight_sync.transport != "store":
+        costs = {"host_copy": size} | ({"convert": size} if on_core(world, own[0].worker) else {})  # hashed there
+        yield from _together(world, own, own[0].worker, "snapshot", costs)
+        shared = world.scenario.weight_sync.transport == "object_store"
+        return Source(place=here, name=here.machine, ends=(here.machine,), many=shared)
     yield world.env.all_of([world.env.process(_upload(world, lane, size / len(own))) for lane in own])
     return Source(place=Place(site=here.site, machine=""), name=here.site)
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import simpy
 
+from lab.copies import Place, Source
 from lab.model import DTYPE_BYTES
 from lab.placement import Worker
 from lab.policies import weight_sync as policy
 from lab.policies.weight_sync import Act, Seen, Sync, WeightsReady
 from profiles.cost import Cost
-from simulator.publication import Meeting, Place, Source, first_version
-from simulator.transfers import fetched, networked, tensors_s
+from simulator.publication import Meeting, acquire, first_version
+from simulator.transfers import fetch_op, fetched, loaded_bytes, networked, tensors_s, whole_bytes
 from simulator.world import Lane, Process, World
 
 
@@ -134,11 +135,12 @@ class Receiver:
         copies, here = publication.copies, place_of(world, self.worker)
         assert copies is not None, "something was published"
         start, size = world.now, publication.bytes_since(self.held)
-        number, new = (yield from copies.acquire(here)), None
+        number, new = (yield from acquire(world.env, copies, here)), None
         waited, source = world.now - start, copies.source(number)
         try:
             yield from self._transfer(lane, source, size)
-            new = Source(place=here, name=self.worker.name, ends=self.worker.devices)
+            shared = world.scenario.weight_sync.transport == "object_store"
+            new = Source(place=here, name=self.worker.name, ends=self.worker.devices, many=shared)
         finally:
             copies.release(number, here, new)
         yield from take(world, lane, whole_bytes(world))
@@ -156,8 +158,8 @@ class Receiver:
 
     def _transfer(self, lane: Lane, source: Source, size: float) -> Process:
         world, worker = self._world, self.worker
-        op = "weight_sync" if source.ends else "checkpoint_read"
-        start, cost = world.now, self._cost(op, size)
+        op = fetch_op(world, worker, stored=not source.ends)
+        start, cost = world.now, self._cost(op, loaded_bytes(world, worker, size))
         notes = {}
         if networked(world, worker, op):
             flows = fetched(world, source.ends or source.place.site, worker, size)
@@ -173,12 +175,6 @@ def place_of(world: World, worker: Worker) -> Place:
     """The machine of a worker's first device."""
     machine = world.network.topology.machine(worker.devices[0])
     return Place(site=machine.site.name, machine=machine.name)
-
-
-def whole_bytes(world: World) -> float:
-    """Of all that is trained of the actor, in its dtype."""
-    scenario = world.scenario
-    return scenario.trainable_parameters("actor") * DTYPE_BYTES[scenario.model("actor").dtype]
 
 
 def take(world: World, lane: Lane, whole: float) -> Process:

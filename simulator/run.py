@@ -15,6 +15,7 @@ import msgspec
 
 from lab.errors import InputError, RunStuck
 from lab.library import device as library_device
+from lab.publication import too_rare
 from lab.scenario import Scenario
 from lab.timeline import Header, Timeline, header_of
 from lab.wiring import build
@@ -43,7 +44,8 @@ from simulator.world import Process, World
 def simulate(scenario: Scenario, profiles: Mapping[str, Profile]) -> Timeline:
     """The predicted timeline of a scenario; `profiles` by device kind.
 
-    Deterministic: equal arguments give equal timelines. Raises InputError where a sequence cannot fit the KV cache.
+    Deterministic: equal arguments give equal timelines. Raises InputError where a sequence cannot fit the KV cache, and for
+    what is stated for a time after the end of the run.
     """
     begun = time.monotonic()
     costs = CostModel(scenario, profiles)
@@ -56,6 +58,9 @@ def simulate(scenario: Scenario, profiles: Mapping[str, Profile]) -> Timeline:
         if math.isinf(world.env.peek()) and (told := stuck.waits(world)):  # nothing is left to happen
             raise RunStuck(told) from None
         raise
+    if said := too_rare(scenario, world.now):
+        key, problem, remedy = said
+        raise InputError(key=key, problem=problem, remedy=remedy)
     for note in world.at_end.values():
         note()
     return Timeline.of(_header(world, time.monotonic() - begun), world.spans)

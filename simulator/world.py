@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import simpy
 
+from lab.collecting import Pushed
 from lab.dataflow import Dataflow
 from lab.dealing import Dealer
 from lab.library import device as library_device
@@ -58,6 +59,8 @@ class World(Outages):
         self.at_end: dict[str, Callable[[], None]] = {}
         """by stage without a barrier: what there is to note when the run is over"""
         self.decided: dict[tuple[str, int], Decision[Any, Any]] = {}
+        self.turned: dict[int, list[Pushed]] = {}
+        """by batch, decisions of the buffer to push back, or no longer to"""
         """by iteration of a stage without a barrier: the last decision on what it hands on"""
         self.handed_on: dict[tuple[str, int], str] = {}
         """by iteration of a stage without a barrier: the span during which its last sample came"""

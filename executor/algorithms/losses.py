@@ -24,7 +24,7 @@ class Loss:
 
 def policy_loss(
     new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, *, clip: float, reference: Tensor | None, kl_coef: float,
-    weights: Tensor | None = None, cap: float | None = None,
+    weights: Tensor | None = None, cap: float | Tensor | None = None, share: Tensor | None = None,
 ) -> Loss:  # fmt: skip
     """Clipped surrogate (Schulman et al. 2017, equation 7); with a reference, plus kl_coef times the k3 estimate of
     the KL divergence, exp(q - p) - (q - p) - 1 (Schulman 2020; Shao et al. 2024, equation 4).
@@ -32,15 +32,17 @@ def policy_loss(
     `weights` multiply the surrogate (decoupled objective, Hilton et al. 2022, equation 3); a `cap` truncates the ratio
     (Ionides 2008), which for positive advantages the clip does already, and for negative ones leaves tokens beyond it
     without a gradient. `clip_fraction` counts every ratio outside the range, whether the clip binds or not.
-    `weight` and `weight_squared` are of the whole weight of each token, ratio and `weights`.
+    `weight` and `weight_squared` are of the whole weight of each token, ratio and `weights`. A token counts by its `share`,
+    of 1 where nothing is said.
     """
     ratio = torch.exp((new - old) * mask)
     kept = ratio if cap is None else ratio.clamp(max=cap)
     surrogate = -torch.minimum(kept * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
     whole = (kept.detach() if weights is None else kept.detach() * weights).double()
-    total = (surrogate * mask if weights is None else surrogate * mask * weights).sum()
+    counted = surrogate * mask if share is None else surrogate * mask * share
+    total = (counted if weights is None else counted * weights).sum()
     if reference is not None:
-        total = total + kl_coef * _k3(new, reference, mask)
+        total = total + kl_coef * _k3(new, reference, mask, share)
     outside = ((ratio - 1).abs() > clip).float()
     sums = {"loss": total, "clip_fraction": (outside * mask).sum()}
     sums |= {"weight": (whole * mask).sum(), "weight_squared": (whole**2 * mask).sum()}
@@ -96,10 +98,11 @@ def divergence(new: Tensor, reference: Tensor, mask: Tensor) -> float:
     return _number(_k3(new.detach(), reference, mask))
 
 
-def _k3(new: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+def _k3(new: Tensor, reference: Tensor, mask: Tensor, share: Tensor | None = None) -> Tensor:
     """Sum of exp(q - p) - (q - p) - 1; masked before the exponential, which may overflow where nothing is compared."""
     gap = (reference - new) * mask
-    return (torch.exp(gap) - gap - 1).sum()
+    found = torch.exp(gap) - gap - 1
+    return found.sum() if share is None else (found * share).sum()
 
 
 def _number(tensor: Tensor) -> float:

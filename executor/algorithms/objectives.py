@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
 from executor.algorithms.losses import (
@@ -38,6 +39,8 @@ class Material:
     """of the whole step, with all columns"""
     stale: bool = False
     """whether an older policy than the one trained drew them"""
+    fresh: list[Any] | None = None
+    """of each sample which response tokens the policy that is trained drew, where not all are of one age"""
     drift: float = 0.0
     """estimated KL(policy, reference) per sample, of KTO"""
 
@@ -68,7 +71,7 @@ def policy_gradient(output: Tensor, batch: Microbatch, material: Material) -> Lo
     loss = policy_loss(
         output, old, batch.column(columns["advantages"]), batch.response, clip=algorithm.clip,
         kl_coef=algorithm.kl_coef, reference=reference if algorithm.name == "grpo" else None, weights=weights,
-        cap=algorithm.importance_cap if material.stale and weights is None else None,
+        cap=_cap(batch, material) if weights is None else None, share=_share(batch, columns),
     )  # fmt: skip
     if reference is not None:
         loss.sums["kl"] = divergence(output, reference, batch.response)
@@ -79,7 +82,22 @@ def regression(output: Tensor, batch: Microbatch, material: Material) -> Loss:
     """PPO's critic."""
     columns = material.samples.columns
     old, returns = batch.column(columns["values"]), batch.column(columns["returns"])
-    return value_loss(output, old, returns, batch.response, clip=material.algorithm.value_clip)
+    share = _share(batch, columns)
+    counted = batch.response if share is None else batch.response * share
+    return value_loss(output, old, returns, counted, clip=material.algorithm.value_clip)
+
+
+def _cap(batch: Microbatch, material: Material) -> float | Tensor | None:
+    """What the ratio of each token is truncated at: where the policy that is trained drew it, at nothing."""
+    cap: float = material.algorithm.importance_cap
+    if material.fresh is None:
+        return cap if material.stale else None
+    return torch.where(batch.column(material.fresh) > 0, torch.inf, cap)
+
+
+def _share(batch: Microbatch, columns: dict[str, Any]) -> Tensor | None:
+    """How much each response token counts, [R], where samples count less with their age."""
+    return batch.numbers(columns["counts"])[batch.owner] if "counts" in columns else None
 
 
 def imitation(output: Tensor, batch: Microbatch, material: Material) -> Loss:
@@ -91,6 +109,8 @@ def direct_preference(output: Tensor, batch: Microbatch, material: Material) -> 
     """DPO, on pairs of a data set or on pairs that a reward has put in order."""
     scores, columns = _implied_rewards(output, batch, material), material.samples.columns
     weights = batch.numbers(columns["weights"])[0::2] if "weights" in columns else None
+    if weights is not None and "counts" in columns:
+        weights = weights * batch.numbers(columns["counts"])[0::2]
     return pair_loss(scores[0::2], scores[1::2], weights)
 
 

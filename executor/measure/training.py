@@ -21,6 +21,7 @@ def send(trainer: Trainer, step: int, share: float) -> dict[str, Any]:
     """Sends the first part of the weights to the engine, as the trainer sends all of them."""
     items = list(trainer.learner.weights().items())
     with trainer.recorder.stage("weight_sync", step), trainer.recorder.op("transfer") as notes:
+        assert trainer.offering.sender is not None, "they have met"
         size = trainer.offering.sender.send(items[: max(1, round(share * len(items)))])
         notes |= {"bytes": size, "quantities": {"calls": 1.0, "bytes": size}}
     return {"spans": trainer.recorder.take()}

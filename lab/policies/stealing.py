@@ -32,6 +32,32 @@ class Steal:
     num: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What one engine says of itself."""
+
+    num_running: int
+    num_queued: int
+    free_slots: int
+    """how many more could run at once, as far as their number is limited"""
+    free_blocks: float
+    """of its KV cache"""
+    mean_blocks: float
+    """that a sample holds in the end, on average"""
+
+
+def startable(room: Room) -> int:
+    """How many more could run at once: none where some wait beside others that run, for they found no room."""
+    if room.num_running and room.num_queued:
+        return 0
+    return min(room.free_slots, int(room.free_blocks / room.mean_blocks))
+
+
+def settled(queues: Queues) -> bool:
+    """Whether what waits anywhere starts at once, so that nothing will move any more."""
+    return not np.any(queues.queued > queues.free_slots)
+
+
 def steals(queues: Queues) -> list[Steal]:
     """Moves that fill idle engines, fastest thief first, each from the queue that would then take longest.
 

@@ -25,6 +25,7 @@ from executor.model_folder import problems
 from executor.network import build_actor
 from executor.resume import resume
 from executor.rewards import ByFunction, RewardFailed, reward_function
+from executor.stopping import Stopping
 from executor.tokenizer import save_tokenizer
 from lab import runs
 from lab.cli import told as told_by_command
@@ -289,6 +290,8 @@ class Nodes:
 class Failing:
     """Its stages: the second fails in step 1."""
 
+    production = None
+
     async def run(self, stage: str, step: int) -> list[Any]:
         if (stage, step) == ("second", 1):
             raise ZeroDivisionError("in step 1")
@@ -303,8 +306,7 @@ class Slow:
     def __init__(self) -> None:
         self.whole: list[int] = []
 
-    def due(self, step: int) -> bool:
-        return False
+    def published(self, step: int) -> None: ...
 
     async def complete(self, step: int, ended: Any) -> None:
         await ended
@@ -320,8 +322,9 @@ def test_a_run_that_fails_completes_the_checkpoints_of_steps_that_have_ended(mon
     )  # fmt: skip
     store: Any = Slow()
     play: Any = run._play
+    stopping = Stopping(Nodes())  # type: ignore[arg-type]
     with pytest.raises(ExceptionGroup) as told:
-        asyncio.run(play(Nodes(), Failing(), ledger, store, lambda stage, done: None))
+        asyncio.run(play(Nodes(), Failing(), ledger, store, lambda stage, done: None, stopping))
     assert isinstance(told.value.exceptions[0], ZeroDivisionError)
     assert store.whole == [0], "step 1 has not ended"
 

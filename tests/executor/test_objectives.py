@@ -207,3 +207,22 @@ def test_what_is_reported_of_pairs_and_labels_are_means_over_them() -> None:
         assert found["chosen_score"] == pytest.approx(sum(chosen) / len(chosen), rel=1e-3)
         assert found["rejected_score"] == pytest.approx(sum(rejected) / len(rejected), rel=1e-3)
         assert found["margin"] == pytest.approx(found["chosen_score"] - found["rejected_score"], rel=1e-3)
+
+
+@pytest.mark.parametrize("case", ["grpo", "ppo", "ppo critic"])
+def test_a_batch_of_several_versions_costs_what_its_samples_cost(case: str) -> None:
+    """Each as fresh or as stale as it is, and by as much as it counts."""
+    algorithm, role, _ = CASES[case]
+    batch, objective = samples(algorithm), OBJECTIVES[algorithm.name, role]
+    output = torch.from_numpy(np.concatenate([row + 0.5 for row in batch.logprobs]))
+    counts, fresh = np.asarray([1, 1, 0.5, 0.25, 1, 0.5, 1, 0], np.float32), [i % 3 == 0 for i in range(8)]
+    rows = [np.full(number, age) for number, age in zip(RESPONSES, fresh, strict=True)]
+    mixed = Material(algorithm=algorithm, samples=batch.with_columns(counts=counts), stale=True, fresh=rows)
+    whole, found = objective.loss(output, Microbatch(batch, range(8)), mixed).total, 0.0
+    for i, part in enumerate(torch.split(output, RESPONSES)):
+        alone = Material(algorithm=algorithm, samples=batch, stale=not fresh[i])
+        found += float(counts[i] * objective.loss(part, Microbatch(batch, [i]), alone).total)
+    assert float(whole) == pytest.approx(found, rel=1e-5)
+    if role == "actor":
+        every = Material(algorithm=algorithm, samples=batch.with_columns(counts=counts), stale=True)
+        assert float(objective.loss(output, Microbatch(batch, range(8)), every).total) != pytest.approx(found, rel=1e-3)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,20 @@ def test_after_a_sync_the_engine_holds_the_trainer_s_weights(pair: Pair) -> None
         assert [span.op for span in spans if span.op] == ["transfer"]
 
 
+def load(worker: Any, named: dict[str, torch.Tensor]) -> None:
+    worker.backend.load_weights(iter(named.items()))
+    worker.forget()
+
+
+def test_weights_that_were_fetched_are_loaded_like_those_that_are_pushed(pair: Pair) -> None:
+    pair.generate(8, (0, 1))
+    pair.change()
+    named = {name: parameter.detach() for name, parameter in pair.network.named_parameters()}
+    ray.get(pair.engine.__ray_call__.remote(load, named))
+    samples, _ = pair.generate(8, (0, 1))
+    assert pair.gap(samples) < CLOSE
+
+
 def test_the_check_fails_when_the_sync_is_skipped(pair: Pair) -> None:
     before, _ = pair.generate(9)
     assert pair.gap(before) < CLOSE
@@ -188,6 +202,99 @@ def test_the_check_fails_when_the_prefix_cache_is_not_reset(pair: Pair) -> None:
     fresh, spans = pair.generate(10, few)
     assert stage(spans).attrs["cached_tokens"] == 6 * 32  # the first sample of each prompt fills the cache anew
     assert pair.gap(fresh) < CLOSE
+
+
+def started(worker: RolloutWorker, step: int, passes: int) -> dict[int, int]:
+    """The samples of two prompts after so many passes: their numbers and the tokens that they have."""
+    requests = worker.requests_of([step] * 8, list(range(8)))
+    worker.backend.submit(requests, [100 + i for i in range(8)])
+    for _ in range(passes):
+        worker.backend.advance()
+    return {one.sample: one.response_tokens for one in worker.backend.running()}
+
+
+def held(worker: RolloutWorker, forget: bool) -> None:
+    worker.backend.hold()
+    worker.backend.receive_weights()
+    worker.backend.go_on(forget)
+
+
+def rest(worker: RolloutWorker, step: int) -> tuple[Samples, list[int], int]:
+    """What ends, its numbers, and the tokens that were computed again."""
+    ended, again = list[Any](), 0
+    while worker.backend.unfinished:
+        progress = worker.backend.advance()
+        ended += progress.ended
+        again += sum(found.recomputed_tokens for found in progress.iterations)
+    requests = worker.requests_of([step] * len(ended), [one.index - 100 for one in ended])
+    return worker._samples(step, requests, ended), [one.index for one in ended], again
+
+
+@pytest.mark.parametrize("forget", [True, False])
+def test_tokens_before_new_weights_are_of_the_old_ones_and_those_after_of_the_new(pair: Pair, forget: bool) -> None:
+    """Whoever keeps the old keys and values draws from neither; whoever comes later finds none of them."""
+    call, step = pair.engine.__ray_call__, 13
+    had = ray.get(call.remote(started, step, 6))
+    old = [parameter.detach().clone() for parameter in pair.network.parameters()]
+    pair.change()
+    holding = call.remote(held, forget)
+    pair.sender.send(pair.network.named_parameters())
+    pair.version += 1
+    ray.get(holding)
+    samples, numbers, again = ray.get(call.remote(rest, step))
+    new = [parameter.detach().clone() for parameter in pair.network.parameters()]
+    after = cut(samples, [had.get(number, 0) for number in numbers], None)
+    assert pair.gap(after) < CLOSE if forget else pair.gap(after) > CLOSE
+    assert again > sum(had.values()) if forget else True
+    assign(pair, old)
+    before = cut(samples, None, [had.get(number, 0) for number in numbers])
+    assert sum(len(row) for row in before.logprobs) > 20
+    assert pair.gap(before) < CLOSE < pair.gap(samples)
+    assign(pair, new)
+    ray.get(call.remote(entered, pair.version))
+    fresh, spans = pair.generate(step, (0, 1))
+    found = stage(spans).attrs["cached_tokens"]
+    assert found == 8 * 32 if forget else found == 6 * 32  # what was computed anew is found; what was kept is not
+    assert pair.gap(fresh) < CLOSE
+
+
+def entered(worker: RolloutWorker, version: int) -> None:
+    worker.receiver.enter(version)
+
+
+def assign(pair: Pair, values: Sequence[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(pair.network.parameters(), values, strict=True):
+            parameter.copy_(value)
+
+
+def cut(samples: Samples, first: list[int] | None, last: list[int] | None) -> Samples:
+    """Only response tokens from `first` on are counted as such, or those before `last`."""
+    known = samples.num_prompt_tokens + np.asarray(first or [0] * len(samples))
+    ends = [len(row) for row in samples.tokens] if last is None else (samples.num_prompt_tokens + last).tolist()
+    rows = [row[start:] for row, start in zip(samples.logprobs, first or [0] * len(samples), strict=True)]
+    rows = rows if last is None else [row[:end] for row, end in zip(rows, last, strict=True)]
+    kept = [i for i, row in enumerate(rows) if len(row)]
+    return replace(
+        samples, num_prompt_tokens=known, tokens=[row[:end] for row, end in zip(samples.tokens, ends, strict=True)],
+        logprobs=rows,
+    ).take(kept)  # fmt: skip
+
+
+def left(worker: RolloutWorker, step: int) -> tuple[dict[int, int], list[int]]:
+    """Six of eight leave after some passes, two of them unknown or gone already."""
+    started(worker, step, 5)
+    made = worker.backend.abort([100, 102, 103, 104, 106, 99])
+    return made, sorted(rest(worker, step)[1])
+
+
+def test_what_is_aborted_leaves(pair: Pair) -> None:
+    made, ended = ray.get(pair.engine.__ray_call__.remote(left, 14))
+    assert sorted(made) == [100, 102, 103, 104, 106]
+    assert ended == [101, 105, 107]
+    assert max(made.values()) > 0
+    samples, _ = pair.generate(14)
+    assert len(samples) == 32
 
 
 def test_an_evaluation_leaves_nothing_in_the_prefix_cache(pair: Pair) -> None:

@@ -1,14 +1,19 @@
 """Real trainers: what their spans and columns say, however a step is packed, sharded and spread over ranks."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from executor.fetching import FromStore
+from executor.payload import opened
+from executor.workers import HOST
 from lab.scenario import Scenario
 from lab.timeline import Span
 from tests.executor.ranks import Ranks
-from tests.executor.test_ranks import MINIBATCH, NUMBER, samples, scenario_of, trainer_of
+from tests.executor.test_ranks import MINIBATCH, NUMBER, samples, scenario_of, trainer_of, weights_of
 
 pytestmark = pytest.mark.real
 Make = Callable[..., Scenario]
@@ -66,3 +71,47 @@ def test_critic_ranks_cover_all_values_once(fleets: dict[int, Ranks], scenario: 
     assert not set(one) & set(other)
     assert sorted(one | other) == list(range(NUMBER))
     assert [len((one | other)[i]) for i in range(NUMBER)] == [len(row) for row in samples(0).logprobs]
+
+
+def published(rank: int, world: int, chosen: Scenario, folder: Path) -> tuple[dict[str, Any], list[Span]]:
+    """The weights after a step, which every rank has left where engines fetch them, and the spans of that."""
+    trainer = trainer_of(rank, world, chosen, "actor")
+    trainer.open_weights(HOST, folder)
+    trainer.update(0, samples(0))
+    trainer.offer_weights(0, 0)
+    spans: list[Span] = trainer.weights_published(["late"])["spans"]
+    weights = weights_of(trainer)
+    trainer.offering.close()
+    return weights, spans
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_ranks_write_a_part_of_the_weights_each(
+    fleets: dict[int, Ranks], scenario: Make, stage: int, tmp_path: Path
+) -> None:
+    sync = {"trigger": "event", "transport": "store", "topology": "flat"}
+    found = fleets[2].run(published, scenario_of(scenario, 2, stage, weight_sync=sync), tmp_path)
+    store = FromStore(tmp_path, "here")
+    with store.turn() as turn:
+        fetched = store.fetch(turn, held=0)
+    parcels = [opened(blob.data, blob.digest) for blob in fetched.blobs]
+    assert fetched.version == 1 and len(parcels) == 2
+    sizes = [parcel.num_bytes for parcel in parcels]
+    assert min(sizes) > 0.3 * sum(sizes)
+    weights = {name: tensor.numpy() for parcel in parcels for name, tensor in parcel.tensors.items()}
+    assert weights.keys() == found[0][0].keys()
+    assert all(np.array_equal(weights[name], array) for name, array in found[0][0].items())
+    for _, spans in found:
+        (whole,) = (span for span in spans if not span.op)
+        assert whole.span_id.startswith("weight_sync/0/") and whole.attrs["absent"] == ["late"]
+        assert [span.op for span in spans if span.op] == ["upload"]
+
+
+@pytest.mark.parametrize(("stage", "ops"), [(0, ["snapshot"]), (3, ["reshard", "snapshot"])])
+def test_shards_are_gathered_before_the_first_rank_offers_them(
+    fleets: dict[int, Ranks], scenario: Make, stage: int, ops: list[str], tmp_path: Path
+) -> None:
+    chosen = scenario_of(scenario, 2, stage, weight_sync={"trigger": "event", "topology": "flat"})
+    found = fleets[2].run(published, chosen, tmp_path)
+    assert [span.op for span in found[0][1] if span.op] == ops
+    assert [span.op for span in found[1][1] if span.op] == ops[:-1]

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from executor import lora, transfer
 from executor.network import build_actor
@@ -16,12 +18,14 @@ from lab.lora import Lora
 Items = list[tuple[str, torch.Tensor]]
 
 
-def sent(items: Items, num_engines: int, times: int = 1, *base: Any) -> tuple[list[float], list[list[Items]]]:
+def sent(
+    items: Items, num_engines: int, times: int = 1, base: Any = None, factor: Any = None, route: Any = "chain"
+) -> tuple[list[float], list[list[Items]]]:
     """Bytes of each send, and what every receiver got each time; all ends are threads of this process."""
     port = free_port()
 
     def sender() -> list[float]:
-        end = WeightSender(HOST, port, 1 + num_engines, *base)
+        end = WeightSender(HOST, port, 1 + num_engines, base, factor, route)
         return [end.send(items) for _ in range(times)]
 
     def receiver(rank: int) -> list[Items]:
@@ -40,14 +44,32 @@ def assert_same(items: Items, other: Items) -> None:
         torch.testing.assert_close(one, two, atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("num_engines", [1, 2])
-def test_every_engine_gets_the_weights_bit_for_bit_every_time(num_engines: int) -> None:
+@pytest.mark.parametrize("route", ["chain", "tree", "flat"])
+@pytest.mark.parametrize("num_engines", [1, 2, 5])
+def test_every_engine_gets_the_weights_bit_for_bit_every_time(
+    num_engines: int, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 1 << 20)
     items = list(build_actor(model("tiny-llama"), 0).state_dict().items())
-    sizes, received = sent(items, num_engines, times=2)
+    sizes, received = sent(items, num_engines, times=2, route=route)
     assert sizes == [model("tiny-llama").weight_bytes("float32")] * 2
     for engine in received:
         for round_ in engine:
             assert_same(items, round_)
+
+
+@given(st.sampled_from(["chain", "tree", "flat"]), st.integers(2, 40))
+def test_every_end_is_sent_to_once_by_one_that_has_it_already(route: str, num_ends: int) -> None:
+    """In a tree the number of those who have it doubles with every round."""
+    hops = [transfer.HOPS[route](rank, num_ends) for rank in range(num_ends)]
+    had = {0: 0}
+    for rank, (_, targets) in enumerate(hops):
+        for place, target in enumerate(targets):
+            assert hops[target][0] == rank and target not in had
+            had[target] = had[rank] + place + 1
+    assert sorted(had) == list(range(num_ends)) and hops[0][0] is None
+    rounds = {"chain": num_ends - 1, "flat": num_ends - 1, "tree": (num_ends - 1).bit_length()}
+    assert max(had.values()) == rounds[route]
 
 
 SHAPES: dict[str, Callable[[], torch.Tensor]] = {

@@ -110,9 +110,9 @@ def test_draws_are_as_frequent_as_the_distribution_says(backend: TransformersBac
     number, request = 3000, Request(prompt_index=0, prompt=[1, 5, 6], num_tokens=1, seed=0)
     logits = torch.log_softmax(naive(network, request, [0])[0], -1)
     rows = [Request(prompt_index=0, prompt=[1, 5, 6], num_tokens=1, seed=7919 * i + 3) for i in range(number)]
-    backend_rows, backend._rows = backend._rows, number
+    size, backend._size = backend._size, number
     ended, _ = run(backend, rows)
-    backend._rows = backend_rows
+    backend._size = size
     counts = np.bincount([one.tokens[0] for one in ended], minlength=len(logits))
     share = logits.exp().numpy()
     assert (np.abs(counts - number * share) <= 4 * np.sqrt(number * share * (1 - share)) + 1).all()

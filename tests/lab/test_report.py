@@ -1,5 +1,6 @@
 """Reports: one self-contained page that says what the numbers say."""
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from lab import devices, operators
 from lab.compare import Comparison, Row, compare
+from lab.devices import Reading, Readings
 from lab.metrics import summarise
 from lab.report import middle, verdict, write_comparison_report, write_run_report
 from lab.timeline import Timeline
@@ -129,3 +132,21 @@ def test_an_error_is_told_from_noise() -> None:
 def test_the_middle_step_is_one_that_both_finished() -> None:
     short = Timeline.of(MEASURED.header, [span for span in MEASURED.spans if span.step < 2])
     assert (middle([PREDICTED]), middle([PREDICTED, short])) == (2, 1)
+
+
+def test_a_run_that_was_watched_shows_its_devices_and_where_the_time_of_its_stages_went(tmp_path: Path) -> None:
+    readings = Readings()
+    readings.add(0.0, [Reading(kind="device", name="core0", use=0.5)])
+    readings.write(tmp_path / devices.FILE)
+    (tmp_path / operators.FOLDER).mkdir()
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::<mm>", "pid": 1, "tid": 1, "ts": 0, "dur": 2500}
+    (tmp_path / operators.FOLDER / "update_actor-3-a.json.gz").write_bytes(json.dumps([event]).encode())
+    write_run_report(MEASURED, summarise(MEASURED), tmp_path / "report.html")
+    page = Page(tmp_path / "report.html")
+    assert "Devices and processes" in page.text
+    assert "update_actor on a aten::<mm> 1 2.5 ms 2.5 ms" in page.text
+    (tmp_path / devices.FILE).unlink()
+    (tmp_path / operators.FOLDER / "update_actor-3-a.json.gz").unlink()
+    write_run_report(MEASURED, summarise(MEASURED), tmp_path / "report.html")
+    page = Page(tmp_path / "report.html")
+    assert "Devices and processes" not in page.text and "Operators" not in page.text

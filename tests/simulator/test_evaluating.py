@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from lab.dataflow import conforms
-from lab.evaluation import lengths
+from lab.evaluation import lengths, shares
 from lab.load import load
 from lab.scenario import Scenario
 from lab.timeline import Span, Timeline
@@ -27,6 +27,14 @@ def scenario(name: str, **changes: Any) -> Scenario:
 
 def stage(timeline: Timeline, name: str) -> list[Span]:
     return [span for span in timeline.stages() if span.stage == name]
+
+
+def test_who_has_not_the_weights_of_now_answers_nothing() -> None:
+    place = {"actor.generate": [{"pool": "all", "engines": 3}]}
+    chosen = scenario("quickstart", place=load("scenarios/quickstart.yaml").model_dump(by_alias=True)["place"] | place)
+    found = shares(chosen, 1, absent={1})
+    assert found[1] == [] and found[0] and found[2]
+    assert sorted(found[0] + found[2]) == sorted(prompt for share in shares(chosen, 1) for prompt in share)
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "one_step_off"])

@@ -15,12 +15,15 @@ from simulator.run import simulate
 FILES = sorted(Path("scenarios").glob("*.yaml"))
 FATES = ("trained", "dropped", "aborted", "lost", "buffered", "in_flight")
 MOST_STEPS = 6
+WHOLE = {"faults-tiny"}
+"""played to the end: its last fault comes late"""
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
 def test_it_plays_conforms_and_conserves(file: Path) -> None:
     scenario = load(file)
-    scenario = scenario.replace({"num_steps": min(scenario.num_steps, MOST_STEPS)})
+    if file.stem not in WHOLE:
+        scenario = scenario.replace({"num_steps": min(scenario.num_steps, MOST_STEPS)})
     used = {scenario.hardware.node_of(device).device for devices in scenario.devices.values() for device in devices}
     timeline = simulate(scenario, {kind: datasheet(kind) for kind in used})
     assert conforms(build(scenario), timeline) == []

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lab.errors import RunStuck
+from lab.errors import InputError, RunStuck
 from lab.load import load
 from lab.scenario import Scenario
 from lab.timeline import Span, Timeline
@@ -107,6 +107,33 @@ def test_a_machine_fetches_once_and_hands_on_inside() -> None:
     assert [sum(there == name != here for here, there in found) for name in "xy"] == [1, 1]
 
 
+def test_a_core_is_charged_for_loading_whole_weights_however_they_come() -> None:
+    base, cores = load("scenarios/quickstart.yaml"), {"cpu-core": datasheet("cpu-core")}
+    ways = (
+        {},
+        {"payload": "int8"},
+        {"payload": "delta", "delta_share": 0.01},
+        {"trigger": "event", "transport": "store"},
+    )
+    transfers = [syncs(simulate(base.replace({"weight_sync": way}), cores), op="transfer")[0] for way in ways]
+    assert [span.seconds for span in transfers] == pytest.approx([transfers[0].seconds] * len(ways))
+    assert transfers[2].bytes < transfers[1].bytes < transfers[0].bytes == transfers[3].bytes
+
+
+def test_through_ray_s_store_a_machine_fetches_once_and_its_engines_read_at_once() -> None:
+    """Beside the rounds of a tree: nobody on the machine waits for another one to have read."""
+    said = {
+        transport: scenario(1, 4, {"trigger": "event", "transport": transport})
+        for transport in ("nccl", "object_store")
+    }
+    found = {name: simulate(chosen, SHEETS) for name, chosen in said.items()}
+    sources = [span.attrs["source"] for span in syncs(found["object_store"])]
+    assert sources.count("train/0") == 1
+    starts = sorted(span.start_s for span in syncs(found["object_store"], op="transfer"))
+    assert starts[1:] == [pytest.approx(starts[1], abs=1e-6)] * 3
+    assert fetched_s(found["object_store"]) < fetched_s(found["nccl"])
+
+
 def test_in_a_synchronous_run_everybody_has_the_weights_before_anybody_generates() -> None:
     timeline = simulate(scenario(3, 2, {"trigger": "event"}), SHEETS)
     taken = max(span.end_s for span in syncs(timeline))
@@ -131,6 +158,16 @@ def test_engines_that_pull_look_in_turn() -> None:
         assert looks == pytest.approx(round(looks), abs=1e-6)
     published = syncs(timeline, "actor.train", "snapshot")[0].end_s
     assert all(published <= span.start_s <= published + every for span in syncs(timeline))
+
+
+def test_a_period_that_outlasts_the_run_is_refused() -> None:
+    """Nobody waits for the engines here, and they would generate with the first weights to the end."""
+    age = {"bound": 1.0, "at_bound": "down_weight"}
+    free = {"schedule": {"mode": "asynchronous", "staleness": age}, "sampling": BIG["sampling"]}
+    often, seldom = ({"trigger": "pull", "every": every} for every in (5.0, 1e6))
+    assert len({span.policy_version for span in simulate(scenario(1, 2, often, **free), SHEETS).spans}) > 1
+    with pytest.raises(InputError, match="every 1e\\+06 s, and the run ends at"):
+        simulate(scenario(1, 2, seldom, **free), SHEETS)
 
 
 def test_less_is_sent_of_changes_and_of_eight_bits() -> None:
@@ -273,6 +310,8 @@ def test_nobody_waits_for_an_engine_that_is_gone() -> None:
         ({"every": "5 s"}, "every"),
         ({"payload": "delta"}, "delta_share"),
         ({"transport": "store"}, "transport"),
+        ({"transport": "object_store"}, "transport"),
+        ({"trigger": "event", "transport": "object_store", "topology": "tree"}, "topology"),
         ({"trigger": "event", "topology": "chain"}, "topology"),
         ({"barrier_timeout": 5}, "barrier_timeout"),
         ({"in_flight": "drain", "kv": "keep"}, "kv"),

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.policies.stealing import Queues, Steal, steals
+from lab.policies.stealing import Queues, Room, Steal, settled, startable, steals
 
 
 @st.composite
@@ -62,3 +62,22 @@ def test_nobody_stays_idle_while_work_waits_elsewhere(seen: Queues) -> None:
 def test_a_twice_as_fast_thief_takes_two_thirds() -> None:
     seen = Queues(queued=np.array([0, 30]), free_slots=np.array([40, 0]), speed=np.array([2.0, 1.0]))
     assert [(move.thief, move.victim, move.num) for move in steals(seen)] == [(0, 1, 20)]
+
+
+@given(queues())
+def test_nothing_moves_any_more_where_all_that_waits_can_start(found: Queues) -> None:
+    if settled(found):
+        assert steals(found) == []
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.floats(0, 100), st.floats(0.5, 9))
+def test_who_waits_beside_who_runs_has_found_no_room(
+    num_running: int, num_queued: int, free_slots: int, free_blocks: float, mean_blocks: float
+) -> None:
+    room = Room(
+        num_running=num_running, num_queued=num_queued, free_slots=free_slots, free_blocks=free_blocks,
+        mean_blocks=mean_blocks,
+    )  # fmt: skip
+    number = startable(room)
+    assert 0 <= number <= free_slots and number * mean_blocks <= free_blocks + 1e-9
+    assert number == 0 if num_running and num_queued else number >= min(free_slots, free_blocks // mean_blocks)

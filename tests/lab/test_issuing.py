@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.prompts import Prompts
+from lab.issuing import Prompts
 from tests.strategies import changed
 
 CHOSEN = changed(
