@@ -17,7 +17,6 @@ from executor.rollout_limits import limits as rollout_limits
 from executor.tokenizer import CHARACTERS, EOS, IDS, encode
 from executor.training_limits import limits as training_limits
 from executor.turns import limits as turns_limits
-from executor.unbuilt import unbuilt
 from executor.weight_limits import limits as weight_limits
 from lab.data import tokenizer_folder
 from lab.errors import InputError
@@ -39,7 +38,7 @@ SPREADS = {
 def refuse(scenario: Scenario) -> None:
     """Raises InputError naming the first key that this executor cannot honour on this machine."""
     rules = (
-        unbuilt, _build, _network, _devices, inputs.data, inputs.models, _placements, engines, _memory, _reward,
+        _build, _network, _devices, inputs.data, inputs.models, _placements, engines, _memory, _reward,
         turns_limits, training_limits, continuous_limits, weight_limits, rollout_limits, fault_limits,
     )  # fmt: skip
     for rule in rules:
