@@ -73,22 +73,21 @@ class Sweep:
 
     def threaded(self, number: int) -> list[Measurement]:
         """Large engine steps, scores and updates with so many threads each, and nothing beside them."""
-        workers = (self.engine, self.reference, self.actor)
-        self._with_threads(workers, number)
+
+        def taken(worker: Any, function: Callable[..., Any], data: Any) -> Any:
+            self._step += 1
+            arguments = (number, function, self._step, data)
+            return self.in_process(worker, training.with_threads, *arguments, step=False)
+
         found = []
         for _ in range(THREADED):
-            found += self._iterations("sweep", iterations.mixed, FITTED.mixed[0])
+            found += self._points("sweep", taken(self.engine, iterations.mixed, FITTED.mixed[0]))
             for shape in FITTED.threaded:
-                found += self._of(
-                    [{"spans": [*self._score(shape)[0]["spans"], *self.train((*shape, shape[1]))[1]["spans"]]}]
-                )
-        self._with_threads(workers, 1)
+                spans = taken(self.reference, training.scored, ray.put(self.samples(*shape)))
+                spans += taken(self.actor, training.updated, self.batch((*shape, shape[1]))[0])
+                found += self._of([{"spans": spans}])
         kept = [point for point in found if point.op in ("engine_step", "logprob", "forward", "backward")]
         return [msgspec.structs.replace(point, threads=number) for point in kept]
-
-    def _with_threads(self, workers: Sequence[Any], number: int) -> None:
-        for worker in workers:
-            self.in_process(worker, training.with_threads, number, step=False)
 
     def adapted(self) -> list[Measurement]:
         """Updates of adapters."""
@@ -116,12 +115,15 @@ class Sweep:
         return [*decode, *mixed, *rollouts]
 
     def _iterations(self, source: str, function: Callable[..., Any], *shape: Any) -> list[Measurement]:
+        return self._points(source, self.in_process(self.engine, function, *shape))
+
+    def _points(self, source: str, found: Sequence[iterations.Point]) -> list[Measurement]:
         return [
             Measurement(
                 op="engine_step", quantities=quantities, seconds=seconds, model=self.arch, source=source, point=name,
                 neighbours=self.neighbours,
             )
-            for name, quantities, seconds in self.in_process(self.engine, function, *shape)
+            for name, quantities, seconds in found
         ]  # fmt: skip
 
     def in_process(self, worker: Any, function: Callable[..., Any], *arguments: Any, step: bool = True) -> Any:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from executor.experience import Samples
 from executor.measure.plan import scenario
+from executor.scoring import ReferenceWorker
 from executor.trainer import Trainer
 from lab.measurement import Measurement
+from lab.timeline import Span
 
 SHARES = (0.25, 1.0)
 """of the tensors that a weight transfer sends"""
@@ -92,11 +95,28 @@ def adapted(trainer: Trainer, step: int, arch: str, *batches: Samples) -> dict[s
     return {"spans": [span for span in spans if span.step > step and span.op in ("forward", "backward")]}
 
 
-def with_threads(worker: Any, number: int) -> None:
-    """From now on a worker computes with so many threads."""
+def scored(worker: ReferenceWorker, step: int, samples: Samples) -> list[Span]:
+    """Spans of a scoring call."""
+    spans: list[Span] = worker.score(step, samples)[1]["spans"]
+    return spans
+
+
+def updated(trainer: Trainer, step: int, batch: Samples) -> list[Span]:
+    """Spans of an update."""
+    spans: list[Span] = trainer.update(step, batch)["spans"]
+    return spans
+
+
+def with_threads(worker: Any, number: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns that computes with so many threads: their number is the calling thread's own."""
     import torch
 
+    before = torch.get_num_threads()
     torch.set_num_threads(number)
+    try:
+        return function(worker, *arguments)
+    finally:
+        torch.set_num_threads(before)
 
 
 def _as(trainer: Trainer) -> tuple[Any, ...]:

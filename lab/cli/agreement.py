@@ -7,7 +7,7 @@ repeat when nothing else runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,17 +53,26 @@ def cases() -> dict[str, Path]:
     return {path.stem: path for path in sorted(HELD_OUT.glob("*.yaml"))}
 
 
+class Unfinished(Exception):
+    """A run of a held-out scenario did not end well; says which, and why."""
+
+
 def judge(
     chosen: Sequence[str], repeats: int, profile: str | None, out: Path, told: Callable[[Row], None]
-) -> list[Row]:
-    """Predicts and executes each, and compares. Raises InputError for what this machine cannot execute, RuntimeError for a
-    run that does not end well."""
-    found = []
+) -> tuple[list[Row], dict[str, str]]:
+    """Predicts and executes each, and compares; and by scenario why one of its runs did not end well. Raises InputError for
+    what this machine cannot execute."""
+    found, failed = list[Row](), dict[str, str]()
     for name in chosen:
-        for row in _rows(name, *_played(cases()[name], repeats, profile, out)):
+        try:
+            rows = list(_rows(name, *_played(cases()[name], repeats, profile, out)))
+        except Unfinished as error:
+            failed[name] = str(error)
+            continue
+        for row in rows:
             told(row)
-            found.append(row)
-    return found
+        found += rows
+    return found, failed
 
 
 def _played(path: Path, repeats: int, profile: str | None, out: Path) -> tuple[Any, list[Any]]:
@@ -79,7 +88,7 @@ def _played(path: Path, repeats: int, profile: str | None, out: Path) -> tuple[A
     for _ in range(repeats):
         timeline, summary = measure(scenario, out)
         if timeline.header.status != "done":
-            raise RuntimeError(f"{summary['run_dir']}: {timeline.header.error or timeline.header.status}")
+            raise Unfinished(f"{timeline.header.error or timeline.header.status} ({summary['run_dir']})")
         measured.append(timeline)
     return predicted, measured
 
@@ -110,8 +119,8 @@ def _row(name: str, quantity: str, row: Any, least: float) -> Row:
     )  # fmt: skip
 
 
-def page(rows: Sequence[Row], repeats: int) -> str:
-    """The table, and how it was made."""
+def page(rows: Sequence[Row], failed: Mapping[str, str], repeats: int) -> str:
+    """The table, how it was made, and what did not end well."""
     from lab.cli.execute import executor
 
     ledger = executor("ledger")
@@ -125,4 +134,5 @@ def page(rows: Sequence[Row], repeats: int) -> str:
         f"Machine: {machine['cpu']}, {machine['cores']} cores. {said}.", "",
         *(__doc__ or "").strip().splitlines()[2:], "",
         f"{sum(row.met for row in rows)} of {len(rows)} within their bounds.", "", *lines, "",
+        *(f"- {name} did not end: {why.split(' (')[0]}" for name, why in failed.items()), *([""] if failed else []),
     ])  # fmt: skip

@@ -62,6 +62,7 @@ def executed(chosen: Sequence[str], repeats: int, profile: str | None, out: Path
     from rich.console import Console
 
     from lab.cli.agreement import COLUMNS, Row, cases, judge, page
+    from lab.cli.show import note
     from lab.errors import InputError
     from lab.explain import nearest
     from lab.runs import write_atomically
@@ -76,11 +77,13 @@ def executed(chosen: Sequence[str], repeats: int, profile: str | None, out: Path
     def told(row: Row) -> None:
         console.print(" | ".join(row.cells()), highlight=False, markup=False, soft_wrap=True)
 
-    rows = judge(chosen or list(known), repeats, profile, out, told)
+    rows, unfinished = judge(chosen or list(known), repeats, profile, out, told)
+    for name, why in unfinished.items():
+        note(f"{name} did not end: {why}")
     if output is not None:
-        write_atomically(output, page(rows, repeats).encode())
+        write_atomically(output, page(rows, unfinished, repeats).encode())
     _print_table(console, "predicted and measured on this machine", COLUMNS, [row.cells() for row in rows])
-    return int(not all(row.met for row in rows))
+    return int(bool(unfinished) or not all(row.met for row in rows))
 
 
 def write(result: Validation, path: Path) -> None:

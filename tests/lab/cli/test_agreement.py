@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.cli.agreement import HELD_OUT, Row, cases
+from lab.cli import agreement
+from lab.cli.agreement import HELD_OUT, Row, Unfinished, cases, judge, page
 from lab.load import load
 from lab.wiring import build
 
@@ -41,3 +42,20 @@ def test_a_row_is_met_within_its_bound(measured: float, error: float, spread: fl
     verdict = row.cells()[-1]
     assert verdict.startswith("yes" if row.met else "no")
     assert ("spread" in verdict) == (spread > 0.15)
+
+
+def test_a_run_that_does_not_end_costs_no_other_scenario_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def played(path: Path, *_: object) -> tuple[str, list[str]]:
+        if path.stem == "grpo":
+            raise Unfinished("no engine (runs/x)")
+        return path.stem, []
+
+    row = Row(scenario="ppo", quantity="step", predicted=1.0, measured=1.05, spread=0.01, bound=0.1)
+    monkeypatch.setattr(agreement, "_played", played)
+    monkeypatch.setattr(agreement, "_rows", lambda name, predicted, measured: iter([row]))
+    told: list[Row] = []
+    rows, failed = judge(["grpo", "ppo"], 1, None, Path("runs"), told.append)
+    assert rows == told == [row]
+    assert failed == {"grpo": "no engine (runs/x)"}
+    said = page(rows, failed, 1)
+    assert "1 of 1 within their bounds" in said and "- grpo did not end: no engine" in said
