@@ -27,8 +27,6 @@ RECOVERIES: dict[str, tuple[Recovery, ...]] = {
 }
 """by kind of fault: the ways back, the default first; none where it passes by itself. What a trainer rank takes with it
 is always restarted from a checkpoint"""
-LASTING = ("straggler", "link_degraded", "preempted")
-"""kinds that have a duration"""
 
 
 class Keep(Record):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import simpy
 
+from lab.fates import INDEX, PROMPT, RESPONSE, STEP
 from lab.placement import Worker
 from simulator.blocks import Ints
 from simulator.counting import Counting
 from simulator.fleet import Counts, EngineRun
-from simulator.ledger import INDEX, PROMPT, RESPONSE, STEP
 from simulator.rollout import settings
 from simulator.stretch import DRY, ROUNDING, UNCOUNTABLE
 from simulator.whole import countable, window_of

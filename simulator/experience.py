@@ -9,12 +9,12 @@ import simpy
 from simpy.resources.resource import Request
 
 from lab.experience import scored_before
+from lab.fates import INDEX, PROMPT, RESPONSE, STEP
 from lab.library import device as library_device
 from lab.placement import Worker
 from lab.workload import uniform
 from profiles.experience import TRANSPORTS, Message, message
 from simulator.blocks import Ints
-from simulator.ledger import INDEX, PROMPT, RESPONSE, STEP
 from simulator.network import Flow, Flows
 from simulator.world import Lane, Process, World
 

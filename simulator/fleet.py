@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import simpy
 
+from lab.fates import PROMPT, RESPONSE
 from lab.placement import Worker
 from simulator.blocks import Ints
-from simulator.ledger import PROMPT, RESPONSE
 from simulator.lockstep import start_engine
 from simulator.playing import ROUNDING
 from simulator.rollout import Engine, Piece, samples

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.dealing import Share
+from lab.fates import BUFFERED, INDEX, PROMPT, RESPONSE
 from lab.placement import Worker
 from simulator.blocks import Ints
 from simulator.engine import Requests
 from simulator.joint import Joint, joint
-from simulator.ledger import BUFFERED, INDEX, PROMPT, RESPONSE
 from simulator.lockstep import start_engine
 from simulator.losing import Losses
 from simulator.rollout import Piece, samples, settings

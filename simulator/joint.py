@@ -11,6 +11,7 @@ import simpy
 
 from lab.dealing import Share
 from lab.drawing import issued
+from lab.fates import ABORTED, BUFFERED, DROPPED, INDEX, PROMPT, RESPONSE
 from lab.placement import Worker
 from lab.policies.over_issue import EarlyStop
 from lab.policies.stealing import Queues, Room, Steal, settled, startable, steals
@@ -18,7 +19,6 @@ from lab.returning import Returning, joint
 from lab.scenario import Scenario
 from simulator.blocks import Ints
 from simulator.fleet import EngineRun
-from simulator.ledger import ABORTED, BUFFERED, DROPPED, INDEX, PROMPT, RESPONSE
 from simulator.rollout import Piece
 from simulator.world import Lane, Process, World
 

@@ -8,11 +8,11 @@ from itertools import groupby
 
 import numpy as np
 
+from lab.fates import INDEX, LOST
 from lab.faults import Fault
 from lab.policies.dispatch import Engines
 from simulator.blocks import Ints
 from simulator.joint import Joint
-from simulator.ledger import INDEX, LOST
 from simulator.world import Process, World
 
 

@@ -12,12 +12,12 @@ import msgspec
 import simpy
 
 from lab.dataflow import Dataflow
+from lab.fates import Fates
 from lab.placement import Worker
 from lab.scenario import Scenario
 from lab.targets import hit, taken
 from lab.timeline import Span
 from simulator.cores import Cores, Process
-from simulator.ledger import Ledger
 
 if TYPE_CHECKING:
     from lab.faults import Fault
@@ -37,7 +37,7 @@ class Outages(ABC):
     dataflow: Dataflow
     env: simpy.Environment
     spans: list[Span]
-    ledger: Ledger
+    ledger: Fates
     open: dict[str, Lane]
     why: dict[str, Callable[[], str]]
     _started: dict[tuple[str, int], simpy.Event]

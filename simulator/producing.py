@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from lab.fates import ABORTED, PROMPT, RESPONSE, VERSION
 from lab.faults import Fault
 from lab.issuing import seats
 from lab.placement import Worker
@@ -15,7 +16,6 @@ from lab.targets import spares
 from simulator.ahead import AheadRun, fitting
 from simulator.blocks import Ints
 from simulator.fleet import Counts, EngineRun
-from simulator.ledger import ABORTED, PROMPT, RESPONSE, VERSION
 from simulator.receiving import rule_of
 from simulator.world import Lane, Process, World
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator.ledger import BUFFERED
+from lab.fates import BUFFERED
 from simulator.world import World
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.fates import INDEX, STEP, Fates
+from lab.fates import PROMPT as PROMPT_TOKENS
+from lab.fates import RESPONSE as RESPONSE_TOKENS
 from lab.library import device
 from lab.placement import Worker
 from lab.scenario import Scenario
@@ -17,9 +20,6 @@ from simulator import playing
 from simulator.blocks import Ints
 from simulator.engine import Contents, Requests, Settings, build, grouped
 from simulator.jump import describe_decoding
-from simulator.ledger import INDEX, STEP, Ledger
-from simulator.ledger import PROMPT as PROMPT_TOKENS
-from simulator.ledger import RESPONSE as RESPONSE_TOKENS
 from simulator.requests import compacted, enlarged, leave, num_gone, rows_of, youngest
 from simulator.scheduler import (
     DONE,
@@ -239,7 +239,7 @@ def settings(scenario: Scenario, worker: Worker) -> Settings:
     )  # fmt: skip
 
 
-def samples(scenario: Scenario, ledger: Ledger, numbers: Ints) -> Requests:
+def samples(scenario: Scenario, ledger: Fates, numbers: Ints) -> Requests:
     """What an engine is asked for these samples of the ledger; those of one prompt share its full blocks."""
     prompt, response = ledger.column(PROMPT_TOKENS)[numbers], ledger.column(RESPONSE_TOKENS)[numbers]
     if not scenario.rollout.prefix_caching:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from lab.errors import InputError, RunStuck
+from lab.fates import TRAINED
 from lab.library import device as library_device
 from lab.publication import too_rare
 from lab.scenario import Scenario
@@ -37,7 +38,6 @@ from simulator import (
 )
 from simulator.engine import TooSmall
 from simulator.faults import mtbf, play
-from simulator.ledger import TRAINED
 from simulator.world import Process, World
 
 

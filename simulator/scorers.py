@@ -8,6 +8,7 @@ import numpy as np
 import simpy
 
 from lab.accounts import SAMPLE_WAIT
+from lab.fates import INDEX, PROMPT, RESPONSE, STEP, Fates
 from lab.faults import Fault
 from lab.judging import TRAINERS
 from lab.measurement import pass_quantities
@@ -18,7 +19,6 @@ from lab.services import ScoreCache
 from simulator.blocks import Ints
 from simulator.elastic import serve
 from simulator.experience import settled
-from simulator.ledger import INDEX, PROMPT, RESPONSE, STEP, Ledger
 from simulator.services import Service
 from simulator.world import Lane, Process, World
 
@@ -210,7 +210,7 @@ def host(num_samples: int, tokens: int) -> dict[str, float]:
     return {"calls": 1.0, "samples": float(num_samples), "tokens": float(tokens)}
 
 
-def sizes(ledger: Ledger, samples: list[int] | Ints) -> list[int]:
+def sizes(ledger: Fates, samples: list[int] | Ints) -> list[int]:
     """Tokens of samples, prompt and response."""
     found: list[int] = (ledger.column(PROMPT)[samples] + ledger.column(RESPONSE)[samples]).tolist()
     return found

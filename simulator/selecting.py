@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from lab.drawing import tried
+from lab.fates import DROPPED, INDEX, STEP
 from lab.policies.sampling import best_of
 from lab.workload import uniform
 from simulator.blocks import Ints
-from simulator.ledger import DROPPED, INDEX, STEP
 from simulator.world import World
 
 REWARDS = 21

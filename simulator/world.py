@@ -15,6 +15,7 @@ import simpy
 from lab.collecting import Pushed
 from lab.dataflow import Dataflow
 from lab.dealing import Dealer
+from lab.fates import Fates
 from lab.library import device as library_device
 from lab.placement import Worker
 from lab.policies.decision import Decision
@@ -22,7 +23,6 @@ from lab.scenario import Scenario
 from lab.timeline import Span
 from profiles.cost import Cost, CostModel
 from simulator.cores import HOST_CORES, Cores, Process
-from simulator.ledger import Ledger
 from simulator.outages import Outages
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class World(Outages):
         self.env = simpy.Environment()
         self.spans: list[Span] = []
         self.dealer = Dealer(scenario)
-        self.ledger = Ledger(scenario)
+        self.ledger = Fates(scenario)
         workers = [worker for worker in scenario.workers.values() if not scenario.on_host(worker)]
         self._claims = Counter(device for worker in workers for device in set(worker.devices))
         self._tables: dict[tuple[int, int], Tables] = {}

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from lab.fates import Ledger
 from lab.scenario import Scenario
 from profiles import interpolate
 from profiles.iteration import EngineTable, Skews
 from simulator import blocks, jump, playing, scheduler
 from simulator.engine import Requests, Settings, grouped
-from simulator.ledger import Ledger
 from simulator.replay import Replayed
 from simulator.rollout import samples
 

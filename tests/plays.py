@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.fates import INDEX, STEP
 from lab.scenario import Scenario
 from lab.timeline import Span, Timeline
 from lab.wiring import build
 from profiles.cost import CostModel
 from profiles.profile import Profile, datasheet
 from simulator import run
-from simulator.ledger import INDEX, STEP
 from simulator.world import World
 
 SHEETS = {device: datasheet(device) for device in ("cpu-core", "a100-80g-sxm", "l40s")}

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lab.dataflow import conforms
 from lab.errors import RunStuck
+from lab.fates import INDEX, STEP
 from lab.load import load
 from lab.metrics import step_times, summarise
 from lab.policies import staleness
@@ -19,7 +20,6 @@ from profiles.cost import CostModel
 from profiles.profile import datasheet
 from simulator import asynchronous, run
 from simulator.collecting import Collecting
-from simulator.ledger import INDEX, STEP
 from simulator.run import simulate
 from simulator.world import Process, World
 

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
+from lab.fates import RESPONSE
 from lab.load import load
 from lab.scenario import Scenario
 from lab.wiring import build
 from profiles.cost import CostModel
 from profiles.profile import datasheet
 from simulator.fleet import EngineRun
-from simulator.ledger import RESPONSE
 from simulator.replay import replay
 from simulator.rollout import Piece, samples, settings
 from simulator.world import Process, World

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lab.dataflow import conforms
+from lab.fates import ABORTED, FATE, IN_FLIGHT, RESPONSE
 from lab.scenario import Scenario
 from lab.timeline import Timeline
 from lab.wiring import build
@@ -13,7 +14,6 @@ from profiles.cost import CostModel
 from profiles.profile import datasheet
 from simulator import run
 from simulator.ahead import fitting
-from simulator.ledger import ABORTED, FATE, IN_FLIGHT, RESPONSE
 from simulator.run import simulate
 from simulator.world import World
 from tests.strategies import PROMPTS, SHORT, TIGHT, changed

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.fates import VERSION
 from lab.scenario import Scenario
 from profiles.memory import kv_blocks
 from simulator.engine import Settings
-from simulator.ledger import VERSION
 from simulator.producing import Producer
 from simulator.rollout import Engine, Piece
 from tests.plays import Played, fresh, num_batches, play, start

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.dataflow import conforms
+from lab.fates import FATE, TRAINED
 from lab.metrics import publications, summarise
 from lab.scenario import Scenario
-from simulator.ledger import FATE, TRAINED
 from tests.plays import FATES, SLACK, Played, batches, drawn_for, num_batches, overlaps, play
 from tests.strategies import on_gpus
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.dataflow import conforms
+from lab.fates import BUFFERED, DROPPED, FATE, IN_FLIGHT, MADE, PROMPT, RESPONSE, TRAINED
 from lab.metrics import publications, steady_window, step_times, summarise
 from lab.scenario import Scenario
-from simulator.ledger import BUFFERED, DROPPED, FATE, IN_FLIGHT, MADE, PROMPT, RESPONSE, TRAINED
 from tests.plays import FATES, SLACK, batches, drawn_for, num_batches, overlaps, play
 from tests.strategies import on_cores, on_gpus
 
