@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from lab.fates import Ledger
+from lab.fates import Fates
 from lab.scenario import Scenario
 from profiles import interpolate
 from profiles.iteration import EngineTable, Skews
@@ -124,6 +124,6 @@ def assert_same(one: Replayed, other: Replayed, rel: float = 1e-9) -> None:
 
 def of_step(scenario: Scenario, step: int, prompts: Sequence[int]) -> Requests:
     """All samples of some prompts of a step."""
-    ledger, number = Ledger(scenario), scenario.workload.samples_per_prompt
+    ledger, number = Fates(scenario), scenario.workload.samples_per_prompt
     indices = [prompt * number + sample for prompt in prompts for sample in range(number)]
     return samples(scenario, ledger, ledger.issue(step, indices, 0))
