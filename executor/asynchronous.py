@@ -62,8 +62,9 @@ class Producer:
         self.worker, self.actor, self.seats, self.version = worker, actor, num_seats, version
         self.samples: set[int] = set()
         self.given = 0
-        self.open = True
-        """whether it takes samples: it knows of no weights that it has yet to load"""
+        self.open, self.turned = True, asyncio.Event()
+        """whether it takes samples, for it knows of no weights that it has yet to load; and whether it delivers to the
+        buffer that is there now, or is gone"""
         self._fates = fates
 
     @property
@@ -105,6 +106,8 @@ class Production(Issuing[Producer]):
         """numbers of what lies in the buffer, and of what has all its tokens and is on its way there, with its engine"""
         self.excused: Callable[[str], bool] = lambda name: False
         """whether the death of an engine, or of `buffer`, is somebody's business who will call `lose` or `spilt`"""
+        self.has_met: Callable[[str], bool] = lambda name: True
+        """whether an engine takes part in what is published now: one that came back has yet to meet the sender"""
         self._tasks: list[asyncio.Task[None]] = []
         self._made: dict[int, Made] = {}
         self._updated: dict[int, set[str]] = {}
@@ -188,8 +191,9 @@ class Production(Issuing[Producer]):
             self._task(self._once(offered))
             return
         for producer in self.producers:
-            producer.open = producer.open and self.scenario.weight_sync.trigger == "pull"
-            producer.actor.hear.remote(offered)
+            if self.has_met(producer.worker.name):
+                producer.open = producer.open and self.scenario.weight_sync.trigger == "pull"
+                producer.actor.hear.remote(offered)
 
     async def _once(self, offered: Any) -> None:
         self.hear(await value(offered))
@@ -237,32 +241,41 @@ class Production(Issuing[Producer]):
         producer = next(one for one in self.producers if one.worker.name == name)
         gone = producer.samples | {sample for sample, engine in self._awaited.items() if engine is producer}
         producer.open, producer.samples = False, set()
+        producer.turned.set()
         if self._publication is not None:
             self._publication.leave(name)
-        return self._lose(gone, producer)
+        return self._lose(gone)
 
     async def revive(self, name: str, actor: Any, version: int) -> None:
         """Another process stands in the place of an engine, with the weights of a version: it generates from now on."""
         producer = next(one for one in self.producers if one.worker.name == name)
-        producer.actor, producer.version = actor, version
-        await value(actor.begin.remote(version, self._store, self._scorers))
+        producer.actor, begun = actor, actor.begin.remote(version, self._store, self._scorers)
+        self._holds(producer, version)  # at once: it may hear of newer weights from now on
+        await value(begun)
         self._listening[name] = self._task(self._listen(producer))
-        self._holds(producer, version)
 
     async def spilt(self, store: Any) -> int:
         """The buffer's process is gone, and another one, `store`, stands in its place. What waited in it is lost and goes
         out again; how many response tokens these had."""
-        self._store = store
-        await asyncio.gather(*(value(one.actor.deliver_to.remote(store)) for one in self.producers))
-        self._task(self._receive())
-        for sample, producer in list(self._awaited.items()):
-            self._lose({sample}, producer)
+        before, self._store = self.fates.lost_tokens(), store
         self._here.clear()
-        return self.spill()
+        self.spill()
+        self._task(self._receive())
+        turning = [one for one in self.producers if not self._listening[one.worker.name].done()]
+        for one in turning:
+            one.turned.clear()
+            one.actor.deliver_to.remote(store)
+        await asyncio.gather(*(one.turned.wait() for one in turning))
+        return self.fates.lost_tokens() - before
 
-    def _lose(self, samples: set[int], producer: Producer) -> int:
+    def _turned(self, producer: Producer, _: None) -> None:
+        """All that it told of before went to a buffer that is gone."""
+        self._lose({sample for sample, engine in self._awaited.items() if engine is producer})
+        producer.turned.set()
+
+    def _lose(self, samples: set[int]) -> int:
         for sample in samples & self._awaited.keys():
-            self._owner[sample] = self._awaited.pop(sample)
+            del self._awaited[sample]
         self.lost(sorted(samples), [0] * len(samples))
         return len(samples)
 
@@ -289,7 +302,7 @@ class Production(Issuing[Producer]):
     async def _receive(self) -> None:
         """What comes to the buffer."""
         store = self._store
-        while (numbers := await self._asked_for(store.news.remote(), BUFFER)) is not None:
+        while (numbers := await self._asked_for(store.news.remote(self.buffer.missing), BUFFER)) is not None:
             self._here.update(numbers)
             for number in numbers:
                 if self._awaited.pop(number, None) is not None:
@@ -382,5 +395,6 @@ EVENTS: dict[str, Callable[[Production, Producer, Any], None]] = {
     "dry": lambda production, producer, _: production.dry(producer),
     "held": Production._holds,
     "spans": Production._ended_stages,
+    "turned": Production._turned,
 }
 """by what an engine tells (`executor.producing.Event`)"""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,8 @@ CALLS_AT_ONCE = 64
 """engines, scorers and trainers call it"""
 LONGEST_S = 5.0
 """that `news` waits for a sample"""
+LINGER_S = 0.25
+"""that `news` waits for others, where those that came make no batch: every answer costs the driver a millisecond"""
 
 
 class Buffer:
@@ -70,15 +73,20 @@ class Buffer:
         ]  # fmt: skip
         self._changed.notify_all()
 
-    async def news(self) -> list[int]:
-        """The numbers of samples that came since the last call, as soon as there are some; none after a while."""
+    async def news(self, num_wanted: int = 1) -> list[int]:
+        """The numbers of samples that came since the last call, as soon as there are as many as are wanted, or some, a
+        little later; none after a while."""
         async with self._changed:
-            try:
-                await asyncio.wait_for(self._changed.wait_for(lambda: bool(self._told)), LONGEST_S)
-            except TimeoutError:
-                return []
+            if await self._here(1, LONGEST_S):
+                await self._here(num_wanted, LINGER_S)
             found, self._told = self._told, []
             return found
+
+    async def _here(self, number: int, longest_s: float) -> bool:
+        """Whether so many have come, once they have or so long after."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait_for(lambda: len(self._told) >= number), longest_s)
+        return len(self._told) >= number
 
     async def take(
         self, batch: int, policy_version: int, numbers: Sequence[int], columns: Mapping[str, Any] | None = None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from lab.runs import whole_lines
+from executor.trail import Trail
+from lab.runs import finished_spans, written_rows
 from lab.timeline import Span
 
 SPANS, LEARNING, CHECKPOINTS = "spans.jsonl", "learning.jsonl", "checkpoints"
@@ -31,10 +30,10 @@ class Earlier:
     """what the driver had decided by, as `Stages.state` said"""
     kept: frozenset[tuple[str, int]] = frozenset()
     """runs of stages from `first_step` on whose output lies in the checkpoint: they are not done again"""
-    spans: tuple[Span, ...] = ()
-    """of all attempts; those of steps that have to be done again have `lost`"""
+    trail: Trail = field(default_factory=Trail)
+    """what is remembered of the spans of all attempts, which are on disk"""
     learning: tuple[dict[str, Any], ...] = ()
-    """rows of the steps before `first_step`, and what is known of the next ones"""
+    """rows of the latest steps before `first_step`, and what is known of the next ones"""
     faults: tuple[dict[str, Any], ...] = ()
     """one for each time the run was interrupted, as in a timeline's header"""
     startup_s: float | None = None
@@ -46,55 +45,61 @@ class Earlier:
     clock: tuple[float, float] | None = None
     """where the process that began the run lives on: its beginning and the run's time zero on the monotonic clock"""
 
-    @property
-    def ended_s(self) -> float:
-        """When what is known of the run ended, on its own clock, which stands still while nobody runs it."""
-        return max((span.end_s for span in self.spans), default=0.0)
 
-    @property
-    def redone(self) -> Counter[str]:
-        """By span id without its `~2`: how often it was done before, in vain or to come back."""
-        ended = [span for span in self.spans if not span.op and (span.lost or span.stage == "restore")]
-        return Counter(span.span_id.split("~")[0] for span in ended)
-
-
-def spans_of(folder: Path, saved: Iterable[dict[str, Any]]) -> list[Span]:
+def spans_of(folder: Path, saved: Iterable[dict[str, Any]]) -> Iterator[Span]:
     """The spans on disk, and those that a checkpoint held because they were not there yet."""
-    found = [msgspec.json.decode(line, type=Span) for line in whole_lines(folder / SPANS)]
-    known = {span.span_id for span in found}
-    return found + [span for span in msgspec.convert(list(saved), list[Span]) if span.span_id not in known]
+    left = {span.span_id: span for span in msgspec.convert(list(saved), list[Span])}
+    for span in finished_spans(folder):
+        left.pop(span.span_id, None)
+        yield span
+    yield from left.values()
 
 
-def rows_of(folder: Path, saved: Iterable[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Learning rows by step, a later one of a step over an earlier one; what a checkpoint held over both."""
-    rows = {row["step"]: row for row in map(json.loads, whole_lines(folder / LEARNING))}
-    return rows | {row["step"]: row for row in saved}
+def rows_of(folder: Path, saved: Mapping[int, dict[str, Any]], first_step: int) -> Iterator[dict[str, Any]]:
+    """Learning rows of the steps before `first_step`, a later one of a step after an earlier one; what a checkpoint held
+    of a step, by step, instead of all others."""
+    for row in written_rows(folder):
+        if row["step"] < first_step and row["step"] not in saved:
+            yield row
+    yield from (row for step, row in saved.items() if step < first_step)
 
 
-def with_lost(spans: Iterable[Span], first_step: int, kept: frozenset[tuple[str, int]], again: set[str]) -> list[Span]:
-    """The spans, those of `first_step` and later marked as lost; not those that `kept` names, in the form that has come
-    from the checkpoint: `again` are their ids.
+def counted(span: Span, first_step: int, kept: frozenset[tuple[str, int]], again: set[str]) -> Span:
+    """The span, marked as lost where it is of `first_step` or later; not if `kept` names it, in the form that has come from
+    the checkpoint: `again` are the ids of those.
     """
-    found = []
-    for span in spans:
-        counts = span.step < first_step or span.stage in ("restore", "setup") or span.lost
-        counts = counts or ((span.node, span.step) in kept and span.span_id in again)
-        found.append(span if counts else msgspec.structs.replace(span, attrs=span.attrs | {"lost": True}))
-    return found
+    counts = span.step < first_step or span.stage in ("restore", "setup") or span.lost
+    counts = counts or ((span.node, span.step) in kept and span.span_id in again)
+    return span if counts else msgspec.structs.replace(span, attrs=span.attrs | {"lost": True})
 
 
-def interruption(before: Iterable[Span], after: list[Span], first_step: int, restored_s: float) -> dict[str, Any]:
-    """What a header says of an interrupted attempt: `before` and `after` are the spans without and with their losses.
+@dataclass(kw_only=True)
+class Interruption:
+    """What an interrupted attempt cost, by spans without and with their losses, one after the other.
 
     Seconds and tokens are of the steps that were finished; what was under way when the process died, nobody wrote down.
     """
-    known = {span.span_id for span in before if span.lost}
-    lost = [span for span in after if span.lost and span.span_id not in known]
-    ended = max((span.end_s for span in after), default=0.0)
-    stages = [span for span in lost if not span.op]
-    return {
-        "at_s": ended, "kind": "interrupted", "target": "run", "recovery": "resume", "step": first_step,
-        "steps": len({span.step for span in stages if span.step >= first_step}),
-        "from_s": restored_s, "until_s": ended, "lost_s": max(ended - restored_s, 0.0),
-        "lost_tokens": sum(int(span.attrs.get("response_tokens", 0)) for span in stages),
-    }  # fmt: skip
+
+    first_step: int
+    restored_s: float = 0.0
+    """when the last span before `first_step` ended"""
+    ended_s: float = 0.0
+    lost_tokens: int = 0
+    steps: set[int] = field(default_factory=set)
+
+    def add(self, before: Span, after: Span) -> None:
+        self.ended_s = max(self.ended_s, after.end_s)
+        if after.step < self.first_step and not after.lost:
+            self.restored_s = max(self.restored_s, after.end_s)
+        if after.lost and not before.lost and not after.op:
+            self.lost_tokens += int(after.attrs.get("response_tokens", 0))
+            self.steps |= {after.step} if after.step >= self.first_step else set()
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """As the header has it."""
+        return {
+            "at_s": self.ended_s, "kind": "interrupted", "target": "run", "recovery": "resume", "step": self.first_step,
+            "steps": len(self.steps), "from_s": self.restored_s, "until_s": self.ended_s,
+            "lost_s": max(self.ended_s - self.restored_s, 0.0), "lost_tokens": self.lost_tokens,
+        }  # fmt: skip

@@ -27,6 +27,11 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import (
+    LOADING_LAYERS,
+    _place_kernel_tensors,
+    get_layerwise_info,
+)
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.block_pool import BlockHashToBlockMap
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -92,6 +97,8 @@ class Rendezvous(WeightTransferInitInfo):
     rank: int
     """of the engine's first rank"""
     world_size: int
+    lossy: bool = False
+    """ends may be lost"""
 
 
 @dataclass
@@ -111,7 +118,8 @@ class GlooWeights(WeightTransferEngine[Rendezvous, Update]):
 
     def init_transfer_engine(self, init_info: Rendezvous) -> None:
         rank = init_info.rank + get_tensor_model_parallel_rank()
-        self.group = WeightGroup(init_info.host, init_info.port, rank, init_info.world_size)
+        lossy = init_info.lossy
+        self.group = WeightGroup(init_info.host, init_info.port, rank, init_info.world_size, lossy=lossy)
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
@@ -124,13 +132,28 @@ class GlooWeights(WeightTransferEngine[Rendezvous, Update]):
         if items is None:
             assert self.group is not None, "init_transfer_engine comes first"
             items = self.group.receive()
-        self.model.load_weights(items)
+        try:
+            self.model.load_weights(items)
+        except BaseException:
+            put_back(self.model)
+            raise
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
         self.group = None
+
+
+def put_back(model: torch.nn.Module) -> None:
+    """After a load that broke off: layers of which not all has come have what they had, and the next load is not added
+    to what came."""
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            _place_kernel_tensors(layer, info)
+        info.reset()
+    LOADING_LAYERS.clear()
 
 
 class SeededGenerator(torch.Generator):
@@ -258,9 +281,9 @@ class VllmBackend(InferenceBackend):
             output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
 
-    def connect(self, host: str, port: int, rank: int, world_size: int) -> None:
+    def connect(self, host: str, port: int, rank: int, world_size: int, *, lossy: bool = False) -> None:
         """Every rank of the engine meets the sender: the first as `rank`, the others after it."""
-        info = {"host": host, "port": port, "rank": rank, "world_size": world_size}
+        info = {"host": host, "port": port, "rank": rank, "world_size": world_size, "lossy": lossy}
         self.engine.collective_rpc("init_weight_transfer_engine", args=(info,))
 
     def receive_weights(self) -> float:

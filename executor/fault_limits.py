@@ -50,6 +50,8 @@ def _together(scenario: Scenario, kind: str) -> Iterator[tuple[str, str]]:
         return
     if scenario.evaluate.every_steps is not None:
         yield "evaluate.every_steps", "an evaluation"
+    if scenario.experience is not None and not continuous:
+        yield "experience", "a way of samples of its own"
     if scenario.sampling.beams > 1:
         yield "sampling.beams", "a search"
     if scenario.rollout.over_issue:

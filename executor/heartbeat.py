@@ -86,6 +86,12 @@ def pid_of(_: Any) -> int:
     return os.getpid()
 
 
+async def pid(actor: Any) -> int:
+    """Of the process of an actor, once it has nothing else to do."""
+    found: int = await actor.__ray_call__.remote(pid_of)
+    return found
+
+
 def every(timeout_s: float) -> float:
     """Seconds between two beats where a worker counts as lost after `timeout_s` without one."""
     return min(max(timeout_s / BEATS, LEAST_S), MOST_S)

@@ -128,8 +128,9 @@ class InferenceBackend(Protocol):
         while self.unfinished:
             yield self.advance()
 
-    def connect(self, host: str, port: int, rank: int, world_size: int) -> None:
-        """Meets the sender of weights; blocks until every end has. `rank` of the first of its processes."""
+    def connect(self, host: str, port: int, rank: int, world_size: int, *, lossy: bool = False) -> None:
+        """Meets the sender of weights; blocks until every end has. `rank` of the first of its processes; `lossy`: ends
+        may be lost."""
         ...
 
     def receive_weights(self) -> float:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from executor import processes
-from lab.runs import whole_lines
+from lab.runs import mend, whole_lines
 from lab.scenario import Scenario
 from lab.strikes import Strike, hangs, strikes
 
@@ -43,6 +43,7 @@ class Injector:
         """`driver`: the parent's process id, which may have ended by now; None: the parent is who it is."""
         self.scenario, self.folder, self._zero = scenario, folder, zero_s
         self._parent, self._num_struck = driver or os.getppid(), Counter[int]()
+        mend(folder / FILE)  # the injector of an earlier attempt may have been ended while it wrote
         self._done = {(said["entry"], said["target"], said["stated_s"]) for said in struck(folder)}
 
     def run(self) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from lab.runs import mend
 
 FILE = "log.jsonl"
 
@@ -16,7 +21,7 @@ class Journal:
 
     def __init__(self, path: Path, experiment_id: str, say: Callable[[str], None]) -> None:
         self._path, self._experiment_id, self._say = path, experiment_id, say
-        self._file: IO[bytes] | None = None
+        self._file: FileIO | None = None
         self._said = False
 
     def line(
@@ -28,15 +33,31 @@ class Journal:
             "experiment_id": self._experiment_id, "iteration": iteration, "model_version": model_version, **said,
         }  # fmt: skip
         try:
-            if self._file is None:
-                self._file = self._path.open("ab", buffering=0)
-            self._file.write(json.dumps(row, default=str).encode() + b"\n")
+            self._append(json.dumps(_plain(row), default=str).encode() + b"\n")
         except OSError as error:
             if not self._said:
                 self._said = True
                 self._say(f"{self._path} is not written: {error.strerror or error}")
 
+    def _append(self, line: bytes) -> None:
+        """All of it or nothing. Raises OSError."""
+        if self._file is None:
+            mend(self._path)
+            self._file = self._path.open("ab", buffering=0)
+        if (written := self._file.write(line)) < len(line):
+            self._file.truncate(self._file.tell() - written)
+            raise OSError(errno.ENOSPC, "there was room for a part of a line only")
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _plain(value: Any) -> Any:
+    """Numbers that JSON does not have as text: a line is read by other programs too."""
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

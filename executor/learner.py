@@ -25,7 +25,7 @@ from executor.network import Outputs, build_actor, build_critic
 from executor.origin import origin
 from executor.recorder import Recorder
 from executor.transfer import missed
-from lab.measurement import packed_quantities, pass_quantities, zero_quantities
+from lab.measurement import grad_sync_quantities, optimizer_quantities, packed_quantities, pass_quantities
 from lab.policies.learning_rate import learning_rate
 from lab.policies.microbatch import deal, pack, pack_shared, pack_tight
 from lab.scenario import Scenario
@@ -175,8 +175,8 @@ class Learner:
         self._reduce()
         with self.recorder.op("optimizer") as notes:
             norm = self._apply()
-            parameters = float(self.scenario.trainable_parameters(self.role))
-            notes["quantities"] = {"passes": 1.0, "parameters": parameters} | zero_quantities(self.zero_stage)
+            parameters = self.scenario.trainable_parameters(self.role)
+            notes["quantities"] = optimizer_quantities(parameters, 4.0 * parameters, self.zero_stage, self.world)
         self.num_updates += 1
         return sums | {"grad_norm": norm, "learning_rate": rate}
 
@@ -208,7 +208,7 @@ class Learner:
         size = 4.0 * self.scenario.trainable_parameters(self.role)
         with self.recorder.op("grad_sync") as notes:
             self.engine.allreduce_gradients()
-            notes |= {"bytes": size, "quantities": {"calls": 1.0, "bytes": size, "ranks": float(self.world)}}
+            notes |= {"bytes": size, "quantities": grad_sync_quantities(size, self.zero_stage, self.world)}
 
     def total(self, values: dict[str, float]) -> dict[str, float]:
         """Sums over ranks."""

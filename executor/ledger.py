@@ -7,7 +7,6 @@ import platform
 import socket
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,12 @@ from msgspec import to_builtins
 from executor.clocks import Clocks
 from executor.earlier import LEARNING, SPANS, Earlier
 from executor.recorder import rebase
+from executor.trail import REMEMBERED, aborted, wasted
 from lab.dataflow import Dataflow
 from lab.drawing import issued
 from lab.offline import UPDATES
 from lab.returning import joint
-from lab.runs import finished_spans, mark
+from lab.runs import finished_spans, mark, written_rows
 from lab.scenario import Scenario
 from lab.timeline import Header, Span, Timeline, header_of
 
@@ -66,20 +66,16 @@ class Ledger:
         self._obtains, self._finishes = next(iter(dataflow.nodes)), finishes(dataflow)
         self._begun = time.monotonic() if self.earlier.clock is None else self.earlier.clock[0]
         self._zero: float | None = None
-        self._seen = {span.span_id.partition("#")[0].partition("~")[0] for span in self.earlier.spans if not span.lost}
-        """ids of whole stages that are known"""
         self._startup_s = self.earlier.startup_s
         self._open: dict[int, list[Span]] = {}
-        self._num_aborted = sum(map(aborted, self.earlier.spans))
-        self._num_wasted = sum(map(wasted, self.earlier.spans))
-        self._before, self._ended_s = ends(self.earlier.spans), self.earlier.ended_s
+        trail = self.earlier.trail
+        self._num_aborted, self._num_wasted, self._seen = trail.num_aborted, trail.num_wasted, trail.known
+        self._before, self._ended_s, self._redone = trail.ends, trail.ended_s, trail.redone
         self._learning = {row["step"]: row for row in self.earlier.learning}
         self._faults = [*self.earlier.faults]
-        self._redone = self.earlier.redone
         self._published, self._saved = set[int](), set[int]()
         self.num_finished = self.earlier.first_step
         self._obtained = self.num_finished + len({step for _, step in self.earlier.kept})
-        self.earlier = replace(self.earlier, spans=())  # they are on disk
 
     def start(self, infos: list[dict[str, Any]]) -> None:
         """All workers are ready. Time zero, or where the run goes on, its clock at the end of the attempt before and the
@@ -117,7 +113,7 @@ class Ledger:
             spans += [self._once_more(span) for span in new]
             seen.append(info | {"spans": new})
             found = {key: value for key, value in info.get("learning", {}).items() if value is not None}
-            self._learning.setdefault(step, {"step": step}).update(found)
+            self._learning.setdefault(step, dict(self.row(step))).update(found)
         if stage == (self._finishes if self.dataflow.nodes[self._finishes].runs(step) else "update_actor"):
             self._published.add(step)
         if self.watch is not None:
@@ -189,7 +185,16 @@ class Ledger:
 
     def row(self, step: int) -> dict[str, Any]:
         """What is known of what was learned in a step."""
-        return self._learning.get(step, {"step": step})
+        return self.rows([step])[step]
+
+    def rows(self, steps: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """The same of several steps; of those long past it is read from disk."""
+        found = {step: self._learning.get(step, {"step": step}) for step in steps}
+        if past := {step for step in found if step < self.num_finished - REMEMBERED and step not in self._learning}:
+            for row in written_rows(self.folder):
+                if row["step"] in past:
+                    found[row["step"]] = {key: value for key, value in row.items() if value is not None}
+        return found
 
     def unwritten(self, step: int, kept: Collection[tuple[str, int]]) -> dict[str, Any]:
         """What a checkpoint after `step` has to hold because the disk does not have it yet: spans and learning rows of
@@ -209,11 +214,12 @@ class Ledger:
 
     def _header(self, status: str, error: str = "") -> Header:
         wall, scenario = time.monotonic() - self._begun, self.scenario
+        rows = [*self.rows(range(self.num_finished if status != "running" else 0)).values()]
         faults, lost = self._faults, sum(fault["lost_s"] for fault in self._faults)
         return msgspec.structs.replace(
             header_of(scenario, "measured"), status=status, error=error, wall_s=wall, memory=self.memory,
             startup_s=wall if self._startup_s is None else self._startup_s, samples=self._samples(),
-            learning=[self.row(step) for step in range(self.num_finished)], software=software(), host=host() | self.nodes,
+            learning=rows, software=software(), host=host() | self.nodes,
             faults=faults, lost_s=lost, lost_tokens=sum(fault["lost_tokens"] for fault in faults), storage=self.storage,
             clock_residual_s=self.clocks.residual_s, wasted_tokens=self._num_wasted if joint(scenario) else None,
         )  # fmt: skip
@@ -230,12 +236,24 @@ class Ledger:
         """Writes what is finished to disk, in the order of steps; late stages of finished steps too."""
         before = self.num_finished
         while self.num_finished in self._published and self._is_saved(self.num_finished):
+            self._published.discard(self.num_finished)
+            self._saved.discard(self.num_finished)
             self.num_finished += 1
         for step in [step for step in sorted(self._open) if step < self.num_finished]:
             self._write(self._open.pop(step))
         append(self.folder / LEARNING, [msgspec.json.encode(self.row(k)) for k in range(before, self.num_finished)])
         for step in range(before, self.num_finished):
             self._tell(step)
+        self._forget()
+
+    def _forget(self) -> None:
+        """What is on disk of steps long past; now and then, for a while more is kept."""
+        oldest = self.num_finished - REMEMBERED
+        if len(self._learning) > 2 * REMEMBERED:
+            self._learning = {step: row for step, row in self._learning.items() if step >= oldest}
+        if len(self.handed_on) > 2 * REMEMBERED:
+            for run in [run for run in self.handed_on if run[1] < oldest]:
+                del self.handed_on[run]
 
     def _tell(self, step: int) -> None:
         if self.watch is not None:
@@ -275,7 +293,7 @@ class Ledger:
             for worker in ([alone] if alone and name == stage else nodes[name].workers)
         ]  # fmt: skip
         causes += [self.handed_on[run] for run in needed if run in self.handed_on]
-        return tuple(name for name in causes if not self.scenario.faults or name in self._seen)
+        return tuple(name for name in causes if not self.scenario.faults or self._seen.may_have(name))
 
     def _samples(self) -> dict[str, int]:
         """Samples of a step that did not finish were given up with the run; those of steps done again were lost."""
@@ -322,24 +340,6 @@ def restored(spans: list[Span], step: int) -> list[Span]:
         found += [
             msgspec.structs.replace(op, span_id=f"{name}#{i}", cause_ids=(name,), **shared) for i, op in enumerate(ops)
         ]
-    return found
-
-
-def wasted(span: Span) -> int:
-    """Response tokens on a span that nobody is trained on."""
-    return 0 if span.lost else int(span.attrs.get("wasted_tokens", 0))
-
-
-def aborted(span: Span) -> int:
-    """Samples that were stopped in the stage of a span, as far as that counts."""
-    return 0 if span.lost else int(span.attrs.get("aborted", 0))
-
-
-def ends(spans: Iterable[Span]) -> dict[str, float]:
-    """By resource, when its last span ended."""
-    found: dict[str, float] = {}
-    for span in spans:
-        found[span.resource] = max(span.end_s, found.get(span.resource, span.end_s))
     return found
 
 

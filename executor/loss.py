@@ -44,6 +44,12 @@ def enter(worker: Any, version: int, published: Any) -> None:
     worker.policy_version = version
 
 
+def enter_again(worker: Any, version: int, published: Any) -> None:
+    """The same, where the weights have changed since it began."""
+    worker.release()
+    enter(worker, version, published)
+
+
 def weights_of(worker: Any) -> Any:
     """Runs in a trainer's process, on all ranks together: what it publishes, from the first."""
     found = worker.learner.weights()

@@ -8,6 +8,7 @@ import os
 import random
 import socket
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +90,16 @@ def on(node: RayNode, variables: dict[str, str], function: Any, *arguments: Any)
     if node.here:
         return function(*arguments)
     place = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-    task = ray.remote(function).options(
+    task = _task(function).options(
         num_cpus=0, scheduling_strategy=place, runtime_env={"env_vars": variables}, max_retries=0
     )
     return ray.get(task.remote(*arguments))
+
+
+@cache
+def _task(function: Any) -> Any:
+    """The same one every time: Ray keeps a copy of each as long as it runs."""
+    return ray.remote(function)
 
 
 def interface(address: str) -> str:

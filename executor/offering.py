@@ -24,6 +24,7 @@ from lab.copies import Copies, Place, Source
 from lab.policies.weight_sync import WeightsReady
 from lab.runs import write_atomically
 from lab.scenario import Scenario
+from lab.targets import loses_engines
 
 if TYPE_CHECKING:
     from executor.learner import Learner
@@ -54,7 +55,10 @@ class Offering:
             base = (self._packing(learner.weights()).whole().tensors, None)
         elif learner is not None and learner.lora is not None:
             base = learner.base()
-        self.sender = WeightSender(host, port, world_size, *base, route=self._rule.route)
+        if self.sender is not None:
+            self.sender.leave()  # whoever still waits in the circle of before comes free
+        lossy = loses_engines(self._scenario)
+        self.sender = WeightSender(host, port, world_size, *base, route=self._rule.route, lossy=lossy)
 
     def open(self, host: str, folder: Path) -> Board:
         """Makes ready the place where engines fetch weights; returns where they look for it."""

@@ -6,6 +6,7 @@ Samples that have ended go to the buffer, not to whoever issued them.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -20,7 +21,7 @@ import numpy as np
 from executor.delivery import Delivery
 from executor.experience import Samples
 from executor.inference import Ended, Iteration, Progress, Request
-from executor.publishing import Offered
+from executor.publishing import Offered, fetches
 from executor.receiving import rule_of
 from lab.policies import weight_sync as policy
 from lab.wiring import batches
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
 
 Event = tuple[str, Any]
 """back: (sample, tokens of its prompt and of its response, version); stopped, thrown: {sample: response tokens}; dry: None;
-held: the version that was loaded; spans: of a stage that has ended; over: nothing comes any more"""
+held: the version that was loaded; spans: of a stage that has ended; turned: what comes after this goes to another buffer;
+over: nothing comes any more"""
 LONGEST_S = 5.0
 """that `news` waits for something to tell"""
+LONGEST_APART_S = 300.0
+"""that an engine waits, after a push that failed, for the sender to meet it again"""
 
 
 class News:
@@ -102,6 +106,10 @@ class Producing:
         self._rule, self._every, self._receiver = rule_of(worker.scenario), batches(worker.scenario), worker.receiver
         self._apart = worker.scenario.algorithm.name == "ppo"
         self._slots, self._mixes = worker.scenario.rollout.max_num_seqs, self._rule.in_flight == "mix"
+        self._per_prompt = worker.scenario.workload.samples_per_prompt
+        self._asked_at = math.inf
+        """samples that were in the engine when it last asked for more, and got none since"""
+        self._delivered = False
         self._inbox = deque[Callable[[], None]]()
         self._called = threading.Condition()
         self._over = self._met = False
@@ -133,6 +141,7 @@ class Producing:
 
         def other() -> None:
             self._delivery.buffer = buffer
+            self.news.add(("turned", None))
 
         self._call(other)
 
@@ -195,6 +204,7 @@ class Producing:
         self._requests |= dict(zip(samples, zip(steps, requests, strict=True), strict=True))
         self._marks |= {sample: [(self._receiver.held, 0)] for sample in samples}
         self._counts.issued += len(samples)
+        self._asked_at = math.inf
         for step, request in zip(steps, requests, strict=True):
             self._groups.setdefault((step, request.prompt_index), Group()).running += 1
         self._backend.submit(requests, samples)
@@ -221,22 +231,31 @@ class Producing:
         self._counts.count(progress)
         if progress.ended:
             self._left()
-            self._hand_on(progress.ended)
-            waiting = progress.iterations[-1].waiting if progress.iterations else 0
-            if not waiting and self._backend.unfinished < self._slots:
-                self.news.add(("dry", None))
+            told = self._hand_on(progress.ended)
+            asks = self._is_dry(progress)
+            self.news.add(*told, *([("dry", None)] if asks else []), urgent=asks or self._delivered)
+            self._delivered = False
 
-    def _hand_on(self, ended: Sequence[Ended]) -> None:
-        """Whoever issued these samples is told that they have all their tokens; they go to the buffer, together with those
-        that they are trained with."""
+    def _is_dry(self, progress: Progress) -> bool:
+        """Whether nobody waits and more could run, and nobody was told, or another prompt less is in the engine since."""
+        left = self._backend.unfinished
+        if (progress.iterations and progress.iterations[-1].waiting) or left >= self._slots:
+            return False
+        asks = left <= self._asked_at - self._per_prompt
+        self._asked_at = left if asks else self._asked_at
+        return asks
+
+    def _hand_on(self, ended: Sequence[Ended]) -> list[Event]:
+        """What whoever issued these samples is told: they have all their tokens. They go to the buffer, together with
+        those that they are trained with."""
         found = [Made(one, *self._requests.pop(one.index), self._marks.pop(one.index)) for one in ended]
         self._counts.back(ended, [one.request for one in found])
         told = [(one.ended.index, len(one.request.prompt), len(one.ended.tokens), one.marks[0][0]) for one in found]
-        self.news.add(*(("back", one) for one in told), urgent=False)
         for one in found:
             key = (one.step, one.request.prompt_index)
             self._groups[key].made.append(one)
             self._leave(key)
+        return [("back", one) for one in told]
 
     def _leave(self, key: tuple[int, int]) -> None:
         """One less of a group is in the engine."""
@@ -253,7 +272,7 @@ class Producing:
         self._delivery.put(numbers, samples)
         for scorer in self._scorers:
             scorer.take_in.remote(numbers, samples)
-        self.news.add()
+        self._delivered = True
 
     def _labelled(self, made: Sequence[Made]) -> Samples:
         """As samples of no step, whose prompts are numbered through the workload; each knows the versions that made it."""
@@ -273,9 +292,8 @@ class Producing:
         try:
             receiver.load(backend, self._worker.recorder)
         except RuntimeError:
-            if not self._worker.scenario.faults:
-                raise
-            self._meet_again()  # somebody who was to take part died
+            if not self._worker.scenario.faults or fetches(self._worker.scenario) or not self._meet_again():
+                raise  # else somebody who was to take part died
             return
         finally:
             backend.go_on(forget=self._rule.kv == "recompute" or not running)
@@ -285,15 +303,18 @@ class Producing:
         self._marks |= {sample: [(receiver.held, 0)] for sample in waiting}  # the new weights begin them
         self.news.add(("spans", self._worker.recorder.take()), ("held", receiver.held))
 
-    def _meet_again(self) -> None:
-        """Waits until the engines that are left have met the sender anew; what was recorded of the attempt is lost."""
+    def _meet_again(self) -> bool:
+        """Waits until the engines that are left have met the sender anew, and returns whether they have; what was recorded
+        of the attempt is lost."""
         with self._called:
-            self._called.wait_for(lambda: self._met)
+            if not self._called.wait_for(lambda: self._met, LONGEST_APART_S):
+                return False
             self._met = False
         lost = [
             msgspec.structs.replace(span, attrs=span.attrs | {"lost": True}) for span in self._worker.recorder.take()
         ]
         self.news.add(("spans", lost))
+        return True
 
     @contextmanager
     def _recorded(self, stage: str, version: int) -> Iterator[None]:

@@ -16,6 +16,7 @@ from lab.placement import Worker
 from lab.policies import weight_sync as policy
 from lab.policies.weight_sync import Act, Seen, Sync
 from lab.scenario import Scenario
+from lab.targets import loses_engines
 from lab.wiring import batches
 
 if TYPE_CHECKING:
@@ -58,15 +59,19 @@ class Receiver:
         self._zero = time.monotonic()
         self._next = 0.0
         self._source: Fetching | None = None
+        self._looks: tuple[Board, str] | None = None
         self.unpacker: Unpacker | None = None
 
     def look_at(self, board: Board, host: str) -> None:
         """Where weights are fetched from now on, as `Offering.open` said; what it serves to others is had at `host`.
 
-        Looks of an engine that pulls are counted from this moment.
+        Looks of an engine that pulls are counted from this moment. Who looks there already goes on.
         """
-        rule, first = self._scenario.weight_sync, self._source is None
+        rule, first, looks = self._scenario.weight_sync, self._source is None, (board, host)
+        if self._looks == looks:
+            return
         self.close()
+        self._looks = looks
         if rule.transport == "object_store":
             self._source = FromObjects()
         else:
@@ -84,7 +89,7 @@ class Receiver:
         or the weights that changes are added to."""
         from executor.transfer import WeightGroup
 
-        self.unpacker = WeightGroup(host, port, rank, world_size).unpacker
+        self.unpacker = WeightGroup(host, port, rank, world_size, lossy=loses_engines(self._scenario)).unpacker
 
     def due(self, num_running: int, now_s: float) -> Act:
         """What the engine does now, with so many samples running: none, drain or load. `now_s` of the monotonic clock."""

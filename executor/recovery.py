@@ -21,7 +21,7 @@ import ray
 
 from executor import heartbeat, injecting, processes, spilling
 from executor.heartbeat import Pulse
-from executor.loss import GoneBack, Loss, enter, once, record_of, weights_of
+from executor.loss import GoneBack, Loss, enter, enter_again, once, record_of, weights_of
 from executor.stopping import Stopped
 from executor.workers import HOST, Workers
 from lab.placement import Worker
@@ -57,6 +57,8 @@ class Recovery:
         """processes of a run that stand for no worker"""
         self._injector: subprocess.Popen[bytes] | None = None
         self._tasks = set[asyncio.Task[None]]()
+        self._noticed: list[Loss] = []
+        """all losses so far, in order"""
         self._published: tuple[int, Any] = (0, None)
         """the version that engines have, and a reference to its weights; None: those that they are built with"""
         self._syncing = False
@@ -95,9 +97,10 @@ class Recovery:
         if BUFFER in self._timeouts:
             await self._listen(BUFFER)
         others = {name: actor for name, actor in workers.others.items() if name not in self._timeouts}
-        pids = await asyncio.gather(*(_pid(actor) for actor in others.values()))
+        pids = await asyncio.gather(*(heartbeat.pid(actor) for actor in others.values()))
         self._beside = dict(zip(others, pids, strict=True))
         self._tell()
+        workers.begun = self._begun
         self._members = self._standing()
         first_step = ledger.earlier.first_step
         if first_step and self.loses_engines:
@@ -121,6 +124,8 @@ class Recovery:
 
     def rest(self) -> None:
         """Nobody is watched any more, and nobody comes back by itself."""
+        if self._pulse is not None:
+            self._workers.begun = lambda name: None
         for task in self._tasks:
             task.cancel()
         self._tasks.clear()
@@ -137,9 +142,10 @@ class Recovery:
     def absent(self) -> frozenset[int]:
         """Engines, by their index, that take no samples: those that are away, and spares whose time has not come."""
         engines = self.scenario.team("actor", "generate")
-        spare = {fault.spare: fault.target for fault in self.scenario.faults if fault.spare is not None}
-        idle = {name for name, target in spare.items() if target is None or target not in self.losses}
-        gone = idle | self.losses.keys() | self.joining
+        away = self.losses.keys() | self.joining
+        spare = {fault.spare for fault in self.scenario.faults if fault.spare is not None}
+        called = {fault.spare for fault in self.scenario.faults if fault.target in away}
+        gone = away | spare - called
         return frozenset(place for place, engine in enumerate(engines) if engine.name in gone)
 
     def working(self) -> list[str]:
@@ -150,6 +156,10 @@ class Recovery:
     def present(self) -> list[Worker]:
         """Engines that take weights: all that are there."""
         return [worker for worker in self.scenario.team("actor", "generate") if worker.name not in self.losses]
+
+    def circle(self) -> list[Worker]:
+        """Engines that have met the sender, and get what is published: whoever comes back meanwhile is none of them yet."""
+        return [worker for worker in self.scenario.team("actor", "generate") if worker.name in self._members]
 
     async def somebody(self) -> list[str]:
         """Names of the engines that take samples, once there are any."""
@@ -164,31 +174,33 @@ class Recovery:
         """
         if isinstance(error, GoneBack):
             return error.loss
-        known = set(self.losses.values())
+        known, number = list(self.losses.values()), len(self._noticed)
         beats = max(map(heartbeat.every, self._timeouts.values()), default=0.0)
         await asyncio.sleep(5 * beats)
         while self._pulse is not None and any(s > 2 * beats for s in self._pulse.silent().values()):
             await asyncio.sleep(beats)
         if self.back.done():
             return self.back.result()
-        new = [loss for loss in self.losses.values() if loss not in known]
-        return next(iter(new or sorted(known, key=lambda loss: -loss.at)), None)
+        return self._since(number) or max(known, key=lambda loss: loss.at, default=None)
 
     async def attempts(self, stage: str, step: int, play: Callable[[], Awaitable[list[Info]]]) -> list[Info]:
         """A stage of a step, again from its start where a worker without trained state was lost in it."""
         while True:
+            before = len(self._noticed)
             try:
                 if stage == "weight_sync":
                     self._syncing = True
                     await self._regroup()
                 infos = await play()
             except Exception as error:
-                loss = await self.reason(error)
+                loss = self._since(before) or await self.reason(error) or self._since(before)
                 if loss is None:
                     raise
                 if self.back.done():
                     raise GoneBack(self.back.result()) from error
-                if loss.name in self._stages.dataflow.nodes[stage].workers and stage != "weight_sync":
+                if stage == "weight_sync":
+                    self._members = {}  # the ends that are left have left each other
+                elif loss.name in self._stages.dataflow.nodes[stage].workers:
                     await loss.up.wait()
                 continue
             finally:
@@ -196,6 +208,10 @@ class Recovery:
             if stage == "weight_sync" and self.loses_engines:
                 self._keep(step)
             return [once(info) for info in infos]
+
+    def _since(self, number: int) -> Loss | None:
+        """The last loss after so many, whether or not somebody stands in its place by now."""
+        return self._noticed[-1] if len(self._noticed) > number else None
 
     def note_lost(self, loss: Loss, num_samples: int, num_tokens: int) -> None:
         """So many samples went with a worker, and so many tokens that had been generated for them."""
@@ -223,23 +239,34 @@ class Recovery:
         return found
 
     def expects(self, name: str) -> bool:
-        """Whether it is stated that a process may die, which somebody has seen. The buffer is missed at once, an engine
-        once its heart is."""
-        if name == BUFFER and name in self._timeouts and name in self._pids and name not in self.losses:
-            self._notice(name, 0.0)
+        """Whether it is stated that a process may die, which somebody has seen: it is missed once its heart is."""
         return name in self._timeouts
+
+    def has_met(self, name: str) -> bool:
+        """Whether the process that is this engine now has met the sender of weights."""
+        return name in self._members and self._members[name] == self._pids.get(name)
 
     async def _listen(self, name: str) -> None:
         """Learns the process of a worker, and hears its heart from now on where it may be lost."""
         actor = self._workers.actors[name] if name in self._workers.actors else self._workers.others[name]
         call, assigned = actor.__ray_call__, self._timeouts.get(name)
         if assigned is None:
-            self._pids[name] = await call.remote(heartbeat.pid_of)
+            self._pids[name] = await heartbeat.pid(actor)
             return
         assert self._pulse is not None, "begun before"
         address, seconds = self._pulse.address, heartbeat.every(assigned)
         self._pids[name] = await call.remote(heartbeat.beat, address, name, seconds)
         self._pulse.watch(name, self._pids[name])
+
+    def _begun(self, name: str) -> None:
+        if name not in self.losses:
+            self._spawn(self._learn(name))
+
+    async def _learn(self, name: str) -> None:
+        """The process of a worker is another one, though it was not lost."""
+        with suppress(ray.exceptions.RayActorError):  # and that one has given way to yet another
+            await self._listen(name)
+            self._tell()
 
     def _tell(self) -> None:
         processes.write(self.folder, self._pids | self._beside)
@@ -259,8 +286,11 @@ class Recovery:
         self._pulse.forget(name)
         pid = self._pids.pop(name)
         injecting.send(pid, signal.SIGKILL)
+        self._tell()  # somebody else may get its number
         loss = self._loss(name, pid, time.monotonic() - silent_s)
         self.losses[name] = loss
+        self._noticed.append(loss)
+        self.joining.discard(name)
         self._ledger.fault(loss.record)
         if rolls_back(self.scenario, loss.fault.kind, name):
             if not self.back.done():
@@ -292,6 +322,9 @@ class Recovery:
             try:
                 if self.scenario.workers[name].work == "generate":
                     await actor.__ray_call__.remote(enter, version, weights)
+                    while self._is_late(version):
+                        version, weights = self._published
+                        await actor.__ray_call__.remote(enter_again, version, weights)
                 else:
                     await actor.ready.remote()
                 await self._listen(name)
@@ -310,6 +343,11 @@ class Recovery:
         if engine and self._stages.production is not None:
             await self._stages.production.revive(name, actor, version)
 
+    def _is_late(self, version: int) -> bool:
+        """Whether an engine that has started has weights of before, and nobody else generates what the next ones come of."""
+        generates = bool(self.working()) or self._stages.production is not None
+        return not generates and not self._syncing and self._published[0] != version
+
     async def _refill(self, loss: Loss) -> None:
         """A new process in the place of the buffer, and what waited in it is generated again."""
         self.note_lost(loss, *await spilling.refill(self._workers, self._stages))
@@ -320,12 +358,21 @@ class Recovery:
 
     async def _regroup(self) -> None:
         """The engines that are there meet the sender anew where others have met it before."""
-        while not self.present():
-            await self._change()
-        if (standing := self._standing()) != self._members:
+        for tried in range(MOST_TRIES):
+            while not (engines := self.present()):
+                await self._change()
+            if (standing := self._standing()) == self._members:
+                return
             self._members = {}
-            await self._stages.meet(self.present())
-            self._members = standing
+            ends = [*self._stages.trainers["actor"][:1], *(self._workers.actors[engine.name] for engine in engines)]
+            await asyncio.gather(*map(heartbeat.pid, ends))  # whatever they were in the middle of is over
+            try:
+                await self._stages.meet(engines)
+                self._members = standing
+                return
+            except ray.exceptions.RayTaskError:  # somebody was late, or has just been lost
+                if tried + 1 == MOST_TRIES:
+                    raise
 
     def _standing(self) -> dict[str, int]:
         return {worker.name: self._pids[worker.name] for worker in self.present()}
@@ -334,7 +381,7 @@ class Recovery:
         """The weights that were published after a step stay at hand for engines that come back."""
         calls = [rank.__ray_call__.remote(weights_of) for rank in self._stages.trainers["actor"]]
         self._published = self._stages.dataflow.policy_version("weight_sync", step), calls[0]
-        self.joining -= self._members.keys()
+        self.joining -= {name for name, pid in self._members.items() if self._pids.get(name) == pid}
         self._changed.set()
 
     async def _change(self) -> None:
@@ -350,8 +397,3 @@ class Recovery:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not self.back.done():
             self.back.set_exception(error)
-
-
-async def _pid(actor: Any) -> int:
-    pid: int = await actor.__ray_call__.remote(heartbeat.pid_of)
-    return pid

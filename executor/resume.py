@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
 from executor.checkpoint import DRIVER, Damaged, Rank, folder_of, read_json, set_aside, steps, tidy, verify
-from executor.earlier import CHECKPOINTS, LEARNING, SPANS, Earlier, interruption, rows_of, spans_of, with_lost
+from executor.earlier import CHECKPOINTS, LEARNING, SPANS, Earlier, Interruption, counted, rows_of, spans_of
+from executor.trail import REMEMBERED, Trail
 from lab import runs
 from lab.errors import InputError
 from lab.scenario import Scenario
@@ -36,18 +37,16 @@ def resume(scenario: Scenario, folder: Path) -> Earlier:
     checkpoint, notes = _last_whole(folder / CHECKPOINTS, scenario)
     driver = {} if checkpoint is None else read_json(checkpoint / DRIVER)
     first_step = 0 if checkpoint is None else int(driver["step"]) + 1
-    try:
-        earlier = _past(folder, header, checkpoint, driver, first_step, notes)
-    except (ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
-        problem, remedy = f"its {SPANS} or {LEARNING} cannot be read: {error}", "put the file back from a copy"
-        raise InputError(file=str(folder), key="--resume", problem=problem, remedy=remedy) from None
-    going = msgspec.structs.replace(
-        header, status="running", error="", faults=list(earlier.faults), learning=[], wall_s=0.0
-    )
-    runs.mark(folder, scenario, going)
-    runs.write_atomically(folder / SPANS, b"".join(msgspec.json.encode(span) + b"\n" for span in earlier.spans))
-    rows = [row for row in earlier.learning if row["step"] < first_step]
-    runs.write_atomically(folder / LEARNING, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    with runs.replacing(folder / LEARNING) as rows, runs.replacing(folder / SPANS) as spans:
+        try:
+            earlier = _past(folder, header, checkpoint, driver, first_step, notes, spans, rows)
+        except (ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
+            problem, remedy = f"its {SPANS} or {LEARNING} cannot be read: {error}", "put the file back from a copy"
+            raise InputError(file=str(folder), key="--resume", problem=problem, remedy=remedy) from None
+        going = msgspec.structs.replace(
+            header, status="running", error="", faults=list(earlier.faults), learning=[], wall_s=0.0
+        )
+        runs.mark(folder, scenario, going)
     return earlier
 
 
@@ -103,21 +102,34 @@ def _last_whole(root: Path, scenario: Scenario) -> tuple[Path | None, list[str]]
 
 
 def _past(
-    folder: Path, header: Header, checkpoint: Path | None, driver: dict[str, Any], first_step: int, notes: list[str]
+    folder: Path,
+    header: Header,
+    checkpoint: Path | None,
+    driver: dict[str, Any],
+    first_step: int,
+    notes: list[str],
+    spans: IO[bytes],
+    rows: IO[bytes],
 ) -> Earlier:
+    """What still counts; spans and learning rows are written into files as they are from now on, one at a time."""
     saved = driver.get("spans", [])
-    before = spans_of(folder, saved)
-    kept = frozenset((stage, step) for stage, step in driver.get("kept", []))
-    after = with_lost(before, first_step, kept, {span["span_id"] for span in saved})
-    restored_s = max((span.end_s for span in after if span.step < first_step and not span.lost), default=0.0)
-    rows = rows_of(folder, driver.get("learning", []))
-    fault = interruption(before, after, first_step, restored_s)
-    known = header.faults and header.faults[-1].get("at_s") == fault["at_s"]
-    faults = [*header.faults] if known else [*header.faults, fault]
-    saved_rows = {row["step"] for row in driver.get("learning", [])}
+    kept, again = frozenset((stage, step) for stage, step in driver.get("kept", [])), {one["span_id"] for one in saved}
+    trail, cost = Trail(), Interruption(first_step=first_step)
+    for before in spans_of(folder, saved):
+        after = counted(before, first_step, kept, again)
+        trail.add(after)
+        cost.add(before, after)
+        spans.write(msgspec.json.encode(after) + b"\n")
+    learning = {row["step"]: row for row in driver.get("learning", [])}
+    latest: dict[int, dict[str, Any]] = {}
+    for row in rows_of(folder, learning, first_step):
+        rows.write(json.dumps(row).encode() + b"\n")
+        if row["step"] >= first_step - REMEMBERED:
+            latest[row["step"]] = row
+    known = header.faults and header.faults[-1].get("at_s") == cost.ended_s
+    faults = [*header.faults] if known else [*header.faults, cost.record]
     return Earlier(
         attempt=len(faults), first_step=first_step, checkpoint=checkpoint, stages=driver.get("stages", {}), kept=kept,
-        spans=tuple(after),
-        learning=tuple(row for step, row in sorted(rows.items()) if step < first_step or step in saved_rows),
-        faults=tuple(faults), startup_s=header.startup_s or None, notes=tuple(notes),
+        trail=trail, learning=tuple(row for _, row in sorted((latest | learning).items())), faults=tuple(faults),
+        startup_s=header.startup_s or None, notes=tuple(notes),
     )  # fmt: skip

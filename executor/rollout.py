@@ -27,6 +27,7 @@ from lab.data import tokenizer_folder
 from lab.placement import Worker
 from lab.policies.weight_sync import WeightsReady
 from lab.scenario import Scenario
+from lab.targets import loses_engines
 from lab.tokenizing import tokenizer
 from lab.wiring import batches
 from lab.workload import uniform
@@ -116,7 +117,7 @@ class RolloutWorker:
         if fetches(self.scenario):
             self.receiver.meet(host, port, rank, world_size)
             return
-        self.backend.connect(host, port, rank, world_size)
+        self.backend.connect(host, port, rank, world_size, lossy=loses_engines(self.scenario))
         if self._producing is not None:
             self._producing.met()
 

@@ -9,7 +9,6 @@ import asyncio
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import psutil
 
 from executor import processes
 from executor.earlier import Earlier
+from executor.ended import Ended
 from executor.going_back import go_back
 from executor.ledger import Ledger, finishes
 from executor.limits import refuse
@@ -87,7 +87,7 @@ class Attempt:
     """One attempt at a run: from its beginning or a checkpoint to its end, or until trained state is lost."""
 
     def __init__(self, scenario: Scenario, folder: Path, earlier: Earlier, watch: Watch | None) -> None:
-        self.scenario, self.folder, self.earlier = scenario, folder, replace(earlier, spans=())
+        self.scenario, self.folder, self.earlier = scenario, folder, earlier
         self.dataflow = build(scenario)
         self.stopping = Stopping(self.dataflow, earlier.first_step)
         self.ledger = Ledger(scenario, self.dataflow, folder, earlier)
@@ -135,35 +135,31 @@ async def _play(
     dataflow: Dataflow, stages: Stages, ledger: Ledger, store: Store, progress: Progress, stopping: Stopping
 ) -> None:
     """All nodes side by side; the first one that fails stops the others. Raises Stopped where the run was to end."""
-    done = {(stage, step): asyncio.Event() for stage in dataflow.nodes for step in dataflow.steps(stage)}
+    ended = Ended(dataflow, ledger.earlier.first_step, ledger.earlier.kept)
     saving: dict[int, asyncio.Task[None]] = {}
-    savers: list[asyncio.Task[None]] = []
-    for run, event in done.items():
-        if run[1] < ledger.earlier.first_step or run in ledger.earlier.kept:
-            event.set()
-
-    async def ended(step: int) -> None:
-        for stage, node in dataflow.nodes.items():
-            if node.runs(step):
-                await done[stage, step].wait()
+    savers = set[asyncio.Task[None]]()
 
     async def saved(step: int) -> None:
-        saving[step] = asyncio.create_task(store.complete(step, ended(step)))
+        saving[step] = asyncio.create_task(store.complete(step, ended.whole(step)))
         await asyncio.shield(saving[step])
+        del saving[step]
         progress("checkpoint", ledger.num_finished)
 
     async def node(stage: str) -> None:
-        for step in [step for step in dataflow.steps(stage) if not done[stage, step].is_set()]:
+        for step in dataflow.steps(stage):
+            if (stage, step) in ended:
+                continue
             for needed in dataflow.requirements(stage, step):
-                await done[needed].wait()
+                await ended.wait(*needed)
             await stopping.begin((stage, step))
             ledger.issue(stage)
             ledger.add(stage, step, await stages.run(stage, step))
             if stage == finishes(dataflow):
                 store.published(step)
             if stage == "checkpoint":
-                savers.append(group.create_task(saved(step)))
-            done[stage, step].set()
+                savers.add(saver := group.create_task(saved(step)))
+                saver.add_done_callback(savers.discard)
+            ended.add(stage, step)
             progress(stage, ledger.num_finished)
 
     async def stopped() -> None:
@@ -171,7 +167,7 @@ async def _play(
         if stages.production is not None:
             stages.production.shut()
         for step in range(stopping.last + 1):
-            await ended(step)
+            await ended.whole(step)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -182,10 +178,8 @@ async def _play(
                 await store.last(stopping.last)
             await stages.settle()
     finally:
-        await _completed({
-            task: all(event.is_set() for (_, k), event in done.items() if k == step) for step, task in saving.items()
-        })  # fmt: skip
-    if not all(event.is_set() for event in done.values()):
+        await _completed({task: ended.is_whole(step) for step, task in saving.items()})
+    if not ended.everything():
         raise Stopped
 
 

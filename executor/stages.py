@@ -175,7 +175,7 @@ class Stages:
                 [scorer for stage in self.served for scorer in self.scorers[stage]],
             )  # fmt: skip
             if self.recovery is not None:
-                self.production.excused = self.recovery.expects
+                self.production.excused, self.production.has_met = self.recovery.expects, self.recovery.has_met
             await self.production.begin()
 
     async def rollout(self, step: int) -> list[Info]:

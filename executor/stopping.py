@@ -7,9 +7,11 @@ under way for later steps is given up.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from lab.dataflow import Dataflow
 from lab.offline import UPDATES
@@ -65,10 +67,10 @@ class Stopping:
 
 @contextmanager
 def interruptible(first: Callable[[], bool]) -> Iterator[None]:
-    """SIGINT and SIGTERM do not end this process: the first asks for an orderly end, the second cancels the task.
+    """SIGINT, SIGTERM and SIGHUP do not end this process: the first asks for an orderly end, the second cancels the task.
 
     `first` returns whether such an end is possible now; else the first cancels too. Outside the main thread nothing
-    changes.
+    changes, and a SIGHUP that is ignored (nohup) stays so.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
@@ -81,9 +83,16 @@ def interruptible(first: Callable[[], bool]) -> Iterator[None]:
         if not orderly:
             task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    def hung_up() -> None:
+        _silence()
+        signalled()
+
+    ends = {signal.SIGINT: signalled, signal.SIGTERM: signalled, signal.SIGHUP: hung_up}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        del ends[signal.SIGHUP]
+    for number, ended in ends.items():
         try:
-            loop.add_signal_handler(number, signalled)
+            loop.add_signal_handler(number, ended)
             caught.append(number)
         except (ValueError, RuntimeError):  # not the main thread
             break
@@ -92,3 +101,13 @@ def interruptible(first: Callable[[], bool]) -> Iterator[None]:
     finally:
         for handled in caught:
             loop.remove_signal_handler(handled)
+
+
+def _silence() -> None:
+    """The terminal is gone: what would be shown on it goes nowhere, and is no error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(stream).st_mode):
+                os.dup2(nowhere, stream)
+    os.close(nowhere)

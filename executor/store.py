@@ -137,7 +137,7 @@ class Store:
         rule = self.scenario.checkpoint.keep
         if rule is None:
             return
-        judged = scores({step: self.ledger.row(step) for step in self._sizes})
+        judged = scores(self.ledger.rows(self._sizes))
         there = [retention.Checkpoint(step=step, score=judged[step]) for step in self._sizes]
         wanted = retention.Retention(**rule.model_dump())
         decided = retention.kept(wanted, there)

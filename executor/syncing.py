@@ -45,6 +45,11 @@ async def _show(stages: Stages, engines: Sequence[Worker]) -> None:
     await values([workers.actors[one.name].look_at.remote(board, workers.address_of(one.name)) for one in engines])
 
 
+def circle(stages: Stages) -> list[Worker]:
+    """The engines that get weights which are published now."""
+    return stages.present() if stages.recovery is None else stages.recovery.circle()
+
+
 async def sync(
     stages: Stages, step: int, after: Sequence[Any], ahead: Callable[[Sequence[Any]], None] | None
 ) -> list[Info]:
@@ -53,7 +58,7 @@ async def sync(
 
     `after`: what the calls wait for; `ahead` begins what follows of a push, once it is called.
     """
-    ranks, engines = stages.trainers["actor"], stages.present()
+    ranks, engines = stages.trainers["actor"], circle(stages)
     others = after if len(ranks) > 1 else ()
     if fetches(stages.scenario):
         actors = {engine.name: stages.workers.actors[engine.name] for engine in engines}
@@ -72,7 +77,7 @@ async def sync(
 async def _gap(stages: Stages, step: int) -> float:
     """max |log-prob of the engine - log-prob of the trainer| over a few fresh tokens of every engine that has the weights."""
     late = {stages.scenario.team("actor", "generate")[place].name for place in stages.publication.absent}
-    engines = [engine.name for engine in stages.present() if engine.name not in late]
+    engines = [engine.name for engine in circle(stages) if engine.name not in late]
     probes = [stages.workers.actors[name].probe.remote(step) for name in engines]
     ranks = stages.trainers["actor"]  # every rank takes part in every pass: sharded weights are gathered together
     theirs = await values([rank.logprobs.remote(probe) for probe in probes for rank in ranks])

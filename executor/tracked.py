@@ -8,11 +8,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ NICENESS = 19
 """of this process: the run that it tells of has the cores first"""
 LONGEST_PARAMETER, LONGEST_TAG = 6000, 5000
 """characters that a server takes"""
+SQLITE_S = 10.0
+"""that another program may hold a data base"""
 LONGEST_REASON = 200
 """characters of what is printed where it cannot go on"""
 CHARACTERS = str.maketrans({"[": ".", "]": "", "(": "", ")": "", ",": "."})
@@ -99,12 +102,21 @@ def _alone(uri: str) -> Iterator[None]:
     if not uri.startswith("sqlite:///"):
         yield
         return
-    folder = os.open(Path(uri.removeprefix("sqlite:///")).parent, os.O_RDONLY)
+    file = Path(uri.removeprefix("sqlite:///"))
+    folder = os.open(file.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
+        _writable(file)
         yield
     finally:
         os.close(folder)
+
+
+def _writable(file: Path) -> None:
+    """Raises sqlite3.Error where no data base can be written there: MLflow itself would try for minutes to open it."""
+    with closing(sqlite3.connect(file, timeout=SQLITE_S)) as opened:
+        (version,) = opened.execute("PRAGMA user_version").fetchone()
+        opened.execute(f"PRAGMA user_version = {version}")
 
 
 def revision() -> str:

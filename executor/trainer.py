@@ -19,6 +19,7 @@ from executor.diversity import joined as means
 from executor.experience import Samples
 from executor.recorder import Recorder
 from executor.saving import Saving, restore
+from lab.measurement import update_quantities
 from lab.offline import update_of
 from lab.placement import Worker
 from lab.policies.microbatch import deal, imbalance, minibatches
@@ -48,6 +49,8 @@ class Trainer:
         self.master_port, self._every = master_port, batches(scenario)
         self.recorder = Recorder(worker.name, worker.pool)
         self.saving = Saving(Rank(role=role, rank=rank, world=world), self.recorder)
+        self._held = ExitStack()
+        """the span of a publication that engines are still fetching"""
 
     def ready(self) -> Info:
         """Builds network and optimizer; ends when all ranks have."""
@@ -130,8 +133,9 @@ class Trainer:
             steps = [self._minibatch(step, samples, batch, first=i == 0) for i, batch in enumerate(chosen * epochs)]
             learned = self._learned(step, samples, steps)
             mine = [batch[i] for batch in chosen for i in deal(len(batch), self.world, together)[self.rank]]
-            notes |= _counts(len(mine), epochs * sum(samples.lengths[i] for i in mine))
-            notes["quantities"]["minibatches"] = float(len(steps))
+            tokens = epochs * sum(samples.lengths[i] for i in mine)
+            notes |= {"samples": len(mine), "tokens": tokens}
+            notes["quantities"] = update_quantities(len(mine), tokens, len(steps), self.world)
             notes |= self._packing()
         return self._info(**learned)
 
@@ -150,7 +154,7 @@ class Trainer:
     def offer_weights(self, step: int, acknowledged: int, *_: Any) -> Offered:
         """The same, and is held until `weights_published`."""
         version = self._published(step)
-        self._held = ExitStack()
+        self._held.close()  # of a publication in which an engine was lost
         self._notes = self._held.enter_context(self.recorder.stage("weight_sync", step, version))
         return self.offering.offer(version, acknowledged, self.learner)
 

@@ -1,4 +1,5 @@
-"""Weights pushed from the trainer into live engines: over gloo, in a process group of their own.
+"""Weights pushed from the trainer into live engines: over gloo, in a process group of their own; over plain TCP where
+engines may be lost.
 
 Rank 0 is the trainer's sender, rank 1 + e is engine e. The group stands beside the trainer's own one and beside
 vLLM's; no global state is touched. Nothing here imports vLLM, so a trainer starts without it.
@@ -10,20 +11,23 @@ sender, and merges on its own side. Where only changes travel, it gets all weigh
 from __future__ import annotations
 
 import json
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from executor.payload import Unpacker
+from executor.streams import Streams
 
 TIMEOUT = timedelta(seconds=120)
 """that ends have to come together"""
 DRAIN_TIMEOUT = timedelta(minutes=30)
-"""that an end may take over what it does before it takes part; one that dies is noticed at once"""
+"""that an end may take over what it does before it takes part"""
 BUCKET_BYTES = 64 << 20
 """of what is filled and loaded at once, unless a single tensor is larger"""
 PIECE_BYTES = 8 << 20
@@ -33,41 +37,111 @@ Hops = tuple[int | None, list[int]]
 _ALIGNMENT = 16
 
 
-class WeightGroup:
-    """One end of a push. Blocks until all `world_size` ends have joined.
+class Ends(Protocol):
+    """How an end reaches the others."""
 
-    Raises RuntimeError naming the address where they have not after two minutes, or where its port is taken.
-    """
+    route: str
 
-    def __init__(self, host: str, port: int, rank: int, world_size: int, route: Route = "chain") -> None:
-        """`route`: as rank 0 says, whatever the others do."""
-        try:
-            self._store = TCPStore(host, port, world_size, is_master=rank == 0, timeout=TIMEOUT)
-            self._group = ProcessGroupGloo(PrefixStore("weights", self._store), rank, world_size, TIMEOUT)
-        except RuntimeError as error:
-            raise RuntimeError(missed(f"{host}:{port}", f"{world_size} ends of a weight sync", error)) from error
+    def receive(self, piece: Tensor, source: int) -> None: ...
+
+    def send(self, piece: Tensor, target: int) -> None: ...
+
+    def sent(self) -> None:
+        """Waits until what was sent is on its way."""
+
+    def meet(self) -> None:
+        """Waits for every end."""
+
+    def leave(self) -> None:
+        """Whoever waits for this end comes free."""
+
+
+class Gloo:
+    """Over gloo."""
+
+    def __init__(self, host: str, port: int, rank: int, num_ends: int, route: str) -> None:
+        self._store = TCPStore(host, port, num_ends, is_master=rank == 0, timeout=TIMEOUT)
+        self._group = ProcessGroupGloo(PrefixStore("weights", self._store), rank, num_ends, TIMEOUT)
         if rank == 0:
             self._store.set("route", route)
-        self._hops = HOPS[self._store.get("route").decode()](rank, world_size)
-        self._num_sent = 0
-        self.unpacker = Unpacker()
-        if rank:
-            told, items = self._message()
-            self.unpacker = Unpacker(dict(items), told["factor"])
+        self.route = self._store.get("route").decode()
         self._group._set_default_timeout(DRAIN_TIMEOUT)
+        self._sending, self._numbers = deque[Any](), Counter[int | None]()
+
+    def receive(self, piece: Tensor, source: int) -> None:
+        self._numbers[None] += 1
+        self._group.recv([piece], source, self._numbers[None]).wait()
+
+    def send(self, piece: Tensor, target: int) -> None:
+        self._numbers[target] += 1
+        self._sending.append(self._group.send([piece], target, self._numbers[target]))
+
+    def sent(self) -> None:
+        while self._sending:
+            self._sending.popleft().wait()
+
+    def meet(self) -> None:
+        self._group.allreduce([torch.zeros(1)]).wait()
+
+    def leave(self) -> None:
+        self._sending.clear()  # what is on its way keeps the connections
+        del self._group, self._store
+
+
+class WeightGroup:
+    """One end of a push. Blocks until all ends have joined.
+
+    An end that fails leaves, so that the others, who would wait for it, fail as well. Raises RuntimeError naming the
+    address where they have not come together in time, or where its port is taken.
+    """
+
+    def __init__(
+        self, host: str, port: int, rank: int, world_size: int, route: Route = "chain", *, lossy: bool = False
+    ) -> None:
+        """`route`: as rank 0 says, whatever the others do. `lossy`: ends may die or hang; where one does, and is ended,
+        all of them come free at once."""
+        self.unpacker, place = Unpacker(), (host, port, rank, world_size, route)
+        try:
+            self._ends: Ends | None = Streams(*place, _hops) if lossy else Gloo(*place)
+        except (RuntimeError, OSError) as error:
+            raise RuntimeError(missed(f"{host}:{port}", f"{world_size} ends of a weight sync", error)) from error
+        self._hops = _hops(self._ends.route, rank, world_size)
+        if rank:
+            with self.leaves():
+                told, items = self._message()
+                self.unpacker = Unpacker(dict(items), told["factor"])
+
+    def leave(self) -> None:
+        """Nothing is sent or received any more, and whoever waits for this end comes free."""
+        if self._ends is not None:
+            self._ends.leave()
+        self._ends = None
+
+    @contextmanager
+    def leaves(self) -> Iterator[None]:
+        """What fails here makes this end leave."""
+        try:
+            yield
+        except BaseException:
+            self.leave()
+            raise
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """From rank 0, in place: every end passes on what it got, piece by piece."""
-        source, targets = self._hops
-        pieces, sending = tensor.view(-1).view(torch.uint8).split(PIECE_BYTES), []
-        for piece in pieces:
-            self._num_sent += 1
+        (source, targets), ends = self._hops, self._joined
+        for piece in tensor.view(-1).view(torch.uint8).split(PIECE_BYTES):
             if source is not None:
-                self._group.recv([piece], source, self._num_sent).wait()
-            sending += [self._group.send([piece], target, self._num_sent) for target in targets]
-        for under_way in sending:
-            under_way.wait()
+                ends.receive(piece, source)
+            for target in targets:
+                ends.send(piece, target)
+        ends.sent()
         return tensor
+
+    @property
+    def _joined(self) -> Ends:
+        if self._ends is None:
+            raise RuntimeError("this end of a weight sync has left it")
+        return self._ends
 
     def receive(self) -> Iterator[tuple[str, Tensor]]:
         """The named tensors that change with one `WeightSender.send`, in its order, unpacked; of adapters the matrices
@@ -75,13 +149,15 @@ class WeightGroup:
 
         To be read to the end: asking for more than the last one tells the sender that all have been loaded.
         """
-        told, items = self._message()
-        yield from self.unpacker.unpack(told["about"], items)
-        self.meet()
+        with self.leaves():
+            told, items = self._message()
+            yield from self.unpacker.unpack(told["about"], items)
+            self.meet()
 
     def meet(self) -> None:
         """Waits for every end."""
-        self._group.allreduce([torch.zeros(1)]).wait()
+        with self.leaves():
+            self._joined.meet()
 
     def _message(self) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
         size = int(self.broadcast(torch.zeros(1, dtype=torch.int64)))
@@ -112,6 +188,10 @@ def _tree(rank: int, world_size: int) -> Hops:
     return (rank - 2 ** (first - 1) if rank else None), targets
 
 
+def _hops(route: str, rank: int, num_ends: int) -> Hops:
+    return HOPS[route](rank, num_ends)
+
+
 HOPS: dict[str, Callable[[int, int], Hops]] = {"chain": _chain, "flat": _flat, "tree": _tree}
 """by `weight_sync.topology`: of an end, who sends to it and to whom it sends, in order"""
 
@@ -127,18 +207,26 @@ class WeightSender:
         base: Mapping[str, Tensor] | None = None,
         factor: float | None = None,
         route: Route = "chain",
+        *,
+        lossy: bool = False,
     ) -> None:
-        """`world_size`: one sender and every engine. `base`: matrices that have adapters, whose product counts
-        `factor` times; without a factor all weights, of which only changes will travel."""
-        self._group = WeightGroup(host, port, 0, world_size, route)
-        self._message((base or {}).items(), {"factor": factor})
+        """`world_size`: one sender and every engine, which may be lost where it is `lossy`. `base`: matrices that have
+        adapters, whose product counts `factor` times; without a factor all weights, of which only changes will travel."""
+        self._group = WeightGroup(host, port, 0, world_size, route, lossy=lossy)
+        with self._group.leaves():
+            self._message((base or {}).items(), {"factor": factor})
 
     def send(self, items: Iterable[tuple[str, Tensor]], about: Mapping[str, str] | None = None) -> float:
         """Sends named tensors, packed as is said `about` them, the names as Hugging Face's, and waits until every end
         has loaded them; returns the bytes of the tensors."""
-        sent = self._message(items, {"about": dict(about or {})})
-        self._group.meet()
+        with self._group.leaves():
+            sent = self._message(items, {"about": dict(about or {})})
+            self._group.meet()
         return sent
+
+    def leave(self) -> None:
+        """Nothing is sent any more, and engines that wait for it come free."""
+        self._group.leave()
 
     def _message(self, items: Iterable[tuple[str, Tensor]], told: dict[str, Any]) -> float:
         tensors = [(name, tensor.detach().cpu()) for name, tensor in items]

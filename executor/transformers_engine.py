@@ -93,9 +93,9 @@ class TransformersBackend(InferenceBackend):
         if self._rows is not None and not len(self._rows):
             self._rows = None
 
-    def connect(self, host: str, port: int, rank: int, world_size: int) -> None:
+    def connect(self, host: str, port: int, rank: int, world_size: int, *, lossy: bool = False) -> None:
         """Meets the sender of weights."""
-        self._group = WeightGroup(host, port, rank, world_size)
+        self._group = WeightGroup(host, port, rank, world_size, lossy=lossy)
 
     def receive_weights(self) -> float:
         """Takes what the sender pushes; adapters come merged into their matrices."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +14,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from executor import gang, tracing
+from executor import gang, leavings, tracing
 from executor.clocks import Clocks, align
 from executor.gang import RayNode, cpu_shares, given_address
 from executor.nodes import (
@@ -70,6 +69,8 @@ class Workers:
         """actors beside the workers, by name: they have no devices of their own, and end with the run"""
         self.on_stop: list[Callable[[], object]] = []
         """called when every process has ended"""
+        self.begun: Callable[[str], object] = lambda name: None
+        """told of every worker whose process is new"""
         self.weight_port = free_port()
         self.nodes: dict[str, RayNode] = {}
         """by worker name"""
@@ -79,8 +80,11 @@ class Workers:
         self._interfaces: dict[str, str] = {}
         """by node id, where there are several nodes"""
         self._group: PlacementGroup | None = None
-        self._ray_folder: str | None = None
-        """of the Ray that this run started; None where Ray was running already"""
+        self._place: leavings.Place | None = None
+        """with the files of the Ray that this run started; None where Ray was running already"""
+        self._names: dict[str, str] = {}
+        self._shared = set[Path]()
+        """in memory, which processes that were killed may leave behind"""
 
     def start(self) -> None:
         """Starts Ray where it does not run yet, then every actor at once or none.
@@ -103,8 +107,13 @@ class Workers:
         if address is not None:
             join_ray(address)
             return
-        self._ray_folder = tempfile.mkdtemp(prefix="lab-")  # short: paths of sockets end at 107 bytes
-        start_ray(self._ray_folder)
+        self._place = leavings.Place()
+        os.mkdir(self._scratch()["TMPDIR"])
+        start_ray(str(self._place.path))
+
+    def _scratch(self) -> dict[str, str]:
+        """Where processes put temporary files, which then end with the run, however they do."""
+        return {} if self._place is None else {"TMPDIR": str(self._place.path / "tmp")}
 
     def _meeting_places(self) -> None:
         """Ports at which ranks meet, free on the machine of their first one."""
@@ -146,19 +155,23 @@ class Workers:
         if (lane := self._interfaces.get(self.nodes[name].node_id)) is not None:
             variables |= {"GLOO_SOCKET_IFNAME": lane}
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._bundles[name])
-        share = cpu_shares(self.scenario)[name]
+        share, variables = cpu_shares(self.scenario)[name], variables | self._scratch()
         options = {"num_cpus": share, "scheduling_strategy": place, "runtime_env": {"env_vars": variables}}
         options |= {"max_concurrency": CALLS_AT_ONCE} if served(self.scenario, worker) else {}
         groups = {TALK: CALLS_AT_ONCE} | ({"news": 1} if listened(self.scenario, worker) else {})
-        self.actors[name] = ray.remote(concurrency_groups=groups)(kind).options(**options).remote(*arguments)
+        self.actors[name] = _remote(kind, *groups.items()).options(**options).remote(*arguments)
+        self._names[self.actors[name]._actor_id.hex()] = name
+        self.begun(name)
         return self.actors[name]
 
     def beside(self, name: str, kind: type, *arguments: Any, near: str, threads: int = 1) -> Any:
         """An actor that is no worker, on the machine of a role's first trainer rank; `threads`: calls at once."""
         team = self.scenario.team(near, "train")
         place = NodeAffinitySchedulingStrategy(self.nodes[team[0].name].node_id, soft=False) if team else "DEFAULT"
-        options = {"num_cpus": 0, "scheduling_strategy": place, "runtime_env": {"env_vars": environment(threads=1)}}
-        self.others[name] = ray.remote(kind).options(max_concurrency=threads, **options).remote(*arguments)
+        variables = environment(threads=1) | self._scratch()
+        options = {"num_cpus": 0, "scheduling_strategy": place, "runtime_env": {"env_vars": variables}}
+        self.others[name] = _remote(kind).options(max_concurrency=threads, **options).remote(*arguments)
+        self._names[self.others[name]._actor_id.hex()] = name
         return self.others[name]
 
     def team(self, role: str, work: str) -> list[Any]:
@@ -166,8 +179,8 @@ class Workers:
         return [self.actors[worker.name] for worker in self.scenario.team(role, work)]
 
     def names(self) -> dict[str, str]:
-        """Of the workers by the id of their actor."""
-        return {actor._actor_id.hex(): name for name, actor in self.actors.items()}
+        """Of the workers and what is beside them by the id of their actor, those that were replaced too."""
+        return dict(self._names)
 
     @property
     def addresses(self) -> dict[str, Any]:
@@ -176,10 +189,12 @@ class Workers:
 
     async def clocks(self) -> Clocks:
         """The workers' clocks against this process's."""
+        self._remember()
         return await align(self.actors, {name: node.node_id for name, node in self.nodes.items()})
 
     def clear(self) -> None:
         """Kills every actor, whatever it does, and gives their places back; `start` begins anew."""
+        self._remember()
         for actor in [*self.actors.values(), *self.others.values()]:
             ray.kill(actor)
         if self._group is not None:
@@ -189,13 +204,20 @@ class Workers:
         for ending in endings:
             ending()
 
+    def _remember(self) -> None:
+        """What of shared memory the processes have at this moment."""
+        if self._place is not None:
+            self._shared |= leavings.shared_by(leavings.family())
+            self._place.remember(self._shared)
+
     def stop(self) -> None:
         """Kills every actor, and ends Ray where `start` began it."""
         self.clear()
-        if self._ray_folder is not None:
+        if self._place is not None:
             ray.shutdown()
-            shutil.rmtree(self._ray_folder, ignore_errors=True)
-        self._ray_folder = None
+            self._place.remove()
+            leavings.remove(self._shared)
+        self._place = None
 
     def __enter__(self) -> Self:
         return self
@@ -204,6 +226,12 @@ class Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+@cache
+def _remote(kind: type, *groups: tuple[str, int]) -> Any:
+    """The same one every time: Ray keeps a copy of each as long as it runs."""
+    return ray.remote(concurrency_groups=dict(groups))(kind) if groups else ray.remote(kind)
 
 
 def _gang(scenario: Scenario, plan: Mapping[str, RayNode], shares: Mapping[str, float]) -> PlacementGroup:

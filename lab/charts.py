@@ -27,6 +27,9 @@ COLOURS = {
     "communication": "#009E73",
     "checkpoint": "#4D4D4D",
     "dispatch": "#6A3D9A",
+    "transfer": "#8B5A2B",
+    "restore": "#A34A6B",
+    "fault": "#A34A6B",
     "idle": "#F2F2F2",
 }
 _OTHER = "#B0A8B9"
@@ -67,6 +70,7 @@ def gantts(timelines: Mapping[str, Timeline], *, since: str = "seconds since the
         }  # fmt: skip
         annotations.append(_title(label, top))
         traces += _bars(timeline, f"y{axis}", {trace["name"] for trace in traces})
+        traces += _faults(timeline, f"y{axis}", names, "fault" not in {trace["name"] for trace in traces})
     height = 170 + 34 * lanes + 40 * number
     layout |= {"annotations": annotations, "barmode": "overlay", "height": height}
     layout["legend"] |= {"y": 1 + 30 / (height - 110), "x": 0, "xanchor": "left"}  # above the first title
@@ -89,7 +93,12 @@ def _step(timeline: Timeline, step: int) -> Timeline:
         msgspec.structs.replace(span, start_s=max(span.start_s, start) - start, end_s=min(span.end_s, end) - start)
         for span in inside
     ]
-    return Timeline.of(timeline.header, cut)
+    faults = [
+        fault | {"at_s": fault["at_s"] - start}
+        for fault in timeline.header.faults
+        if start <= fault.get("at_s", end) < end
+    ]
+    return Timeline.of(msgspec.structs.replace(timeline.header, faults=faults), cut)
 
 
 def _title(text: str, y: float) -> Figure:
@@ -114,6 +123,23 @@ def _bars(timeline: Timeline, axis: str, shown: set[str]) -> list[Figure]:
             "hovertemplate": "%{text}<extra></extra>", "textposition": "none",
         }
         for stage, spans in by_stage.items()
+    ]  # fmt: skip
+
+
+def _faults(timeline: Timeline, axis: str, lanes: Sequence[str], first: bool) -> list[Figure]:
+    """A cross on the lane of whom a fault struck, at its moment; on the first lane where that has none of its own."""
+    found = [fault for fault in timeline.header.faults if "at_s" in fault]
+    if not found or not lanes:
+        return []
+    return [
+        {
+            "type": "scatter", "mode": "markers", "name": "fault", "legendgroup": "fault", "showlegend": first,
+            "marker": {"symbol": "x", "size": 9, "color": "#222", "line": {"width": 1, "color": "white"}},
+            "yaxis": axis, "xaxis": "x", "hovertemplate": "%{text}<extra></extra>",
+            "x": [round(float(fault["at_s"]), 6) for fault in found],
+            "y": [fault["target"] if fault.get("target") in lanes else lanes[0] for fault in found],
+            "text": [_plain(f"{fault['kind']}: {fault.get('target', '')} at {fault['at_s']:.4g} s") for fault in found],
+        }
     ]  # fmt: skip
 
 
@@ -170,7 +196,7 @@ def rewards(timelines: Mapping[str, Timeline]) -> Figure | None:
 
 
 LEARNED = (
-    "loss", "value_loss", "kl", "clip_fraction", "effective_sample_size", "grad_norm", "margin", "accuracy",
+    "lag_mean", "lag_max", "loss", "value_loss", "kl", "clip_fraction", "effective_sample_size", "grad_norm", "margin", "accuracy",
     "sampled_entropy", "distinct_2", "temperature", "evaluation_reward", "evaluation_win_rate", "evaluation_loss",
     "evaluation_margin", "evaluation_accuracy",
 )  # fmt: skip
@@ -213,30 +239,55 @@ def devices(readings: Any) -> Figure | None:
     """Use of each device, cores and memory of each process over time; None where nothing was read (`lab.devices.read`)."""
     if readings is None or not readings.num_rows:
         return None
-    parts = [("device", "use", 1.0), ("worker", "use", 1.0), ("worker", "memory_bytes", 1e-9)]
     rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in readings.to_pylist():
         rows[row["kind"], row["name"]].append(row)
+    named = {kind: sorted(name for k, name in rows if k == kind) for kind in ("device", "worker")}
+    colours = {kind: dict(zip(names, itertools.cycle(_SERIES), strict=False)) for kind, names in named.items()}
     traces = [
-        {
-            "type": "scatter", "mode": "lines", "name": _plain(name), "legendgroup": name, "showlegend": column == "use",
-            "xaxis": f"x{number + 1}", "yaxis": f"y{number + 1}", "line": {"color": line, "width": 1.5},
-            "x": [round(row["at_s"], 3) for row in found], "y": [round(row[column] * scale, 4) for row in found],
-        }
-        for number, (kind, column, scale) in enumerate(parts)
-        for line, (name, found) in zip(
-            itertools.cycle(_LINES), ((name, found) for (k, name), found in rows.items() if k == kind), strict=False
-        )
-    ]  # fmt: skip
-    titles = ["use of each device", "cores that each process keeps busy", "resident memory of each process, GB"]
-    heads = [_title(text, 1.0 - i / 3 - (0.02 if i else 0.0)) for i, text in enumerate(titles)]
-    axes: Figure = {f"xaxis{i + 1}": {"matches": "x3"} for i in range(2)}
-    axes["xaxis3"] = {"title": {"text": "seconds since the first step could start"}}
-    axes |= {f"yaxis{i + 1}": {"rangemode": "tozero"} for i in range(3)}
-    grid = {"rows": 3, "columns": 1, "pattern": "independent", "ygap": 0.3}
-    layout = _layout(**axes) | {"grid": grid, "annotations": heads, "height": 640}
-    layout["legend"] |= {"y": 1.06}  # above the first title
+        _readings(rows[kind, name], column, scale, number)
+        | {"name": _plain(name), "line": {"color": line, "width": 1.5}}
+        for number, (_, kind, column, scale) in enumerate(_READ, start=1)
+        for name, line in colours[kind].items()
+    ]
+    heads, axes = [], Figure()
+    for number, (title, *_) in enumerate(_READ, start=1):
+        top, axis = 1.0 - (number - 1) * 0.36, "" if number == 1 else str(number)
+        heads.append(_title(title, top + 0.01))
+        axes[f"yaxis{axis}"] = {"rangemode": "tozero", "domain": [top - 0.26, top], "anchor": f"x{axis}"}
+        axes[f"xaxis{axis}"] = {"anchor": f"y{axis}"} | ({"matches": "x3"} if number < len(_READ) else {})
+    axes["xaxis3"]["title"] = {"text": "seconds since the first step could start; before that workers start"}
+    layout = _layout(**axes) | {"annotations": heads, "height": 780}
+    layout["legend"] |= {"y": 1.05, "x": 0, "xanchor": "left"}  # above the first title
     return {"data": traces, "layout": layout}
+
+
+_READ = (
+    ("use of each device", "device", "use", 1.0),
+    ("cores that each process keeps busy", "worker", "use", 1.0),
+    ("resident memory of each process, GB", "worker", "memory_bytes", 1e-9),
+)
+"""charts of what was read: title, kind of reading, column, and what it is multiplied by"""
+_SERIES = [*_LINES, "#8C8C8C", "#6A3D9A", "#8B5A2B", "#222222", "#B8A800", "#7FBF7B"]
+_PAUSES = 4
+"""readings that are missing in a row where a process was away: no line is drawn over them"""
+
+
+def _readings(found: list[dict[str, Any]], column: str, scale: float, number: int) -> Figure:
+    """The line of one device or process; it is broken where nothing was read."""
+    gaps = sorted(later["at_s"] - row["at_s"] for row, later in itertools.pairwise(found))
+    longest = _PAUSES * gaps[len(gaps) // 2] if gaps else 0.0
+    x, y = list[float](), list[float | None]()
+    for row, later in zip(found, [*found[1:], None], strict=True):
+        x.append(round(row["at_s"], 3))
+        y.append(round(row[column] * scale, 4))
+        if later is not None and later["at_s"] - row["at_s"] > longest:
+            x.append(x[-1])
+            y.append(None)
+    return {
+        "type": "scatter", "mode": "lines", "legendgroup": f"{found[0]['kind']} {found[0]['name']}", "x": x, "y": y,
+        "showlegend": column == "use", "xaxis": f"x{number}", "yaxis": f"y{number}",
+    }  # fmt: skip
 
 
 def _rounded(timeline: Timeline) -> list[dict[str, float]]:

@@ -36,6 +36,8 @@ class Group:
     """numbers; none for those that were thrown away and are not issued again yet"""
     missing: int
     """members that are not back yet, or not issued again"""
+    back: list[int] = field(default_factory=list)
+    """members that wait for the others"""
 
 
 @dataclass(eq=False)
@@ -76,6 +78,16 @@ class Collecting:
         """Samples that wait for the trainer."""
         return self._held
 
+    @property
+    def missing(self) -> int:
+        """Samples that have to come before anything is decided: for a batch, or for less of what pushes back."""
+        return 1 if self._pressed else max(self.rule.samples_per_unit - self._held, 1)
+
+    @property
+    def starves(self) -> bool:
+        """Whether nothing is under way, and what waits is no batch; of samples that are trained one by one."""
+        return self.size == 1 and not self._in_flight and self._held < self.rule.samples_per_unit
+
     def pressure(self) -> buffer.Pressure:
         """Whether the buffer pushes back, and how far."""
         fill = buffer.Fill(held=self._held, pinned=self._pinned, in_flight=self._in_flight, pressed=self._pressed)
@@ -114,6 +126,7 @@ class Collecting:
         if group is None:
             return  # nobody waits for it any more
         group.missing -= 1
+        group.back.append(sample)
         if group.missing:
             return
         made = self._versions[group.version]
@@ -124,6 +137,8 @@ class Collecting:
         self._in_flight -= self.size
         if self._held >= self.rule.samples_per_unit:
             self._arrived()
+        if self.starves:
+            self._freed()
 
     def _arrived(self) -> None:
         """Another group is complete, and enough of them are for a batch."""
@@ -187,6 +202,14 @@ class Collecting:
         for group, lost in found.items():
             group.members = [member for member in group.members if member not in lost]
         return list(found.items())
+
+    def spilt(self) -> list[int]:
+        """What lies here of groups that are not complete is gone, and waited for once more; its numbers."""
+        found = list[int]()
+        for group in [group for made in self._versions.values() for group in made.running]:
+            found += group.back
+            group.missing, group.back = group.missing + len(group.back), []
+        return found
 
     def expects(self, group: Group) -> bool:
         """Whether the group is still waited for."""

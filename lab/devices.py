@@ -72,15 +72,8 @@ class Readings:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        width, columns = 1 + len(NUMBERS), ("at_s", *NUMBERS)
-        found: dict[str, list[Any]] = {name: [] for name in ("kind", "name", *columns)}
-        for (kind, name), row in self._rows.items():
-            number = len(row) // width
-            found["kind"] += [kind] * number
-            found["name"] += [name] * number
-            for i, column in enumerate(columns):
-                found[column] += row[i::width].tolist()
-        table = pa.table(found, schema=_schema()).sort_by("at_s")
+        parts = [_table(kind, name, row) for (kind, name), row in self._rows.items()]
+        table = pa.concat_tables([_schema().empty_table(), *parts]).sort_by("at_s")
         if before is not None:
             table = pa.concat_tables([before, table])
         part = path.with_suffix(".part")
@@ -89,6 +82,18 @@ class Readings:
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
+            del table, parts
+            pa.default_memory_pool().release_unused()  # else a run that is written again and again takes more and more
+
+
+def _table(kind: str, name: str, row: array[float]) -> Any:
+    """The readings of one thing, without an object for each number."""
+    import numpy as np
+    import pyarrow as pa
+
+    numbers = np.array(row).reshape(-1, 1 + len(NUMBERS))
+    labels = [pa.repeat(pa.scalar(label, pa.string()), len(numbers)) for label in (kind, name)]
+    return pa.Table.from_arrays([*labels, *(pa.array(column) for column in numbers.T.copy())], schema=_schema())
 
 
 def read(folder: Path) -> Any:

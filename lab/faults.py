@@ -125,6 +125,9 @@ class Fault(Record):
         if (self.spare is None) == (self.recovery == "redundant"):
             problem, remedy = "goes with `recovery: redundant`, and only with it", "name an idle engine, or remove it"
             raise WrongValue(path=("spare",), problem=problem, remedy=remedy)
+        if self.spare is not None and self.target is None:
+            problem, remedy = "a spare replaces one engine", "name that engine"
+            raise WrongValue(path=("target",), problem=problem, remedy=remedy)
         if self.target is None and self.mtbf is None and self.kind != "buffer_lost":
             problem, remedy = f"{self.kind} at a time needs a target", "name a worker, machine or link"
             raise WrongValue(path=("target",), problem=problem, remedy=remedy)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Generic, Protocol, TypeVar
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from lab.collecting import Collecting, Group, Made
 from lab.dealing import Dealer
-from lab.fates import ABORTED, DROPPED, INDEX, LOST, RESPONSE, STEP, Fates, Ints
+from lab.fates import ABORTED, DROPPED, FATE, IN_FLIGHT, INDEX, LOST, RESPONSE, STEP, Fates, Ints
 from lab.placement import Worker
 from lab.policies.dispatch import Engines
 from lab.scenario import Scenario
@@ -73,11 +73,18 @@ class Prompts:
         self._replacing.extendleft(reversed(later))
         return found
 
-    def take(self, most: int) -> list[Prompt]:
-        """At most so many others."""
+    def take(self, most: int, most_samples: int, part: bool = False) -> list[Prompt]:
+        """At most so many others, with at most so many samples. The first of them may be a `part` of a prompt of whose
+        samples too many are left: where nothing else goes on, nobody waits until all of them fit."""
         found = list[Prompt]()
-        while len(found) < most:
-            found.append(self._again.popleft() if self._again else self._fresh())
+        while len(found) < most and (fits := most_samples - sum(len(one.indices) for one in found)):
+            prompt = self._again.popleft() if self._again else self._fresh()
+            if len(prompt.indices) <= fits:
+                found.append(prompt)
+                continue
+            cut = fits if part and not found else 0
+            self._again.appendleft(replace(prompt, indices=prompt.indices[cut:]))
+            return [replace(prompt, indices=prompt.indices[:cut])] if cut else found
         return found
 
     def _fresh(self) -> Prompt:
@@ -205,14 +212,16 @@ class Issuing(Generic[E]):
 
     def lost(self, samples: Sequence[int], tokens: Sequence[int]) -> None:
         """An engine that failed had these; those that are wanted still are issued anew."""
-        owned = [(sample, made) for sample, made in zip(samples, tokens, strict=True) if sample in self._owner]
-        if owned:
-            self.thrown([sample for sample, _ in owned], [made for _, made in owned], LOST)
+        fates = self.fates.column(FATE)
+        wanted = [pair for pair in zip(samples, tokens, strict=True) if fates[pair[0]] == IN_FLIGHT]
+        if wanted:
+            self.thrown([sample for sample, _ in wanted], [made for _, made in wanted], LOST)
 
     def spill(self) -> int:
         """What waits in the buffer is lost, and issued anew; returns the response tokens that it had."""
+        before, parts = self.fates.lost_tokens(), self.buffer.spilt()
+        self.lost(parts, self.fates.column(RESPONSE)[parts].tolist())
         versions, ready = self.buffer.contents()
-        before = self.fates.lost_tokens()
         self._repeat(self.buffer.drop(ready, versions, LOST).tolist())
         return self.fates.lost_tokens() - before
 
@@ -253,7 +262,7 @@ class Issuing(Generic[E]):
 
     def _settle(self, samples: Sequence[int], tokens: Sequence[int], fate: int) -> None:
         for sample in samples:
-            del self._owner[sample]
+            self._owner.pop(sample, None)  # it may be on its way from there
         self.fates.generated(samples, tokens)
         self.fates.settle(samples, fate)
 
@@ -297,9 +306,9 @@ class Issuing(Generic[E]):
         """Prompts to engines of one version, by the rule of dispatch among those that have room."""
         room = sum(producer.room // self._per_prompt for producer in able)
         prompts = self.prompts.replacing(room, version)
-        allowed = self.buffer.room(self._seats, version) // self._per_prompt
-        prompts += self.prompts.take(min(room - len(prompts), allowed))
-        self._shut = allowed < room and not self._paced
+        allowed = self.buffer.room(self._seats, version)
+        prompts += self.prompts.take(room - len(prompts), allowed, self.buffer.starves)
+        self._shut = len(prompts) < room and not self._paced
         while prompts:
             left = list[Prompt]()
             for producer, share in zip(able, self._shares(prompts, able), strict=True):

@@ -74,11 +74,11 @@ def parse_record(text: str, record: type[R], *, file: str) -> R:
 
 @contextmanager
 def located(path: str | Path) -> Iterator[None]:
-    """Errors that name a key of this file, but no file, get file and line."""
+    """Errors that name a key of this file, but no file, get file and line; options and variables are no keys."""
     try:
         yield
     except InputError as error:
-        if error.file is None and error.key is not None and not error.key.startswith("-"):
+        if error.file is None and error.key is not None and not error.key.startswith("-") and not error.key.isupper():
             lines = _construct(_compose(_text(Path(path)), str(path)), str(path))[1]
             error.file, error.line = str(path), line_of(lines, tuple(split(error.key)))
         raise

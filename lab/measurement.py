@@ -28,14 +28,15 @@ OPS = {
     "reward": "a rule-based reward: calls, samples, tokens",
     "forward": "a training forward pass with its loss: the same, adapter_values, zero3_passes",
     "backward": "a backward pass: the same of its forward pass, adapter_values, zero2_passes, zero3_passes",
-    "optimizer": "one optimizer step of one rank: passes, parameters, zero1_passes, zero2_passes, zero3_passes",
-    "grad_sync": "an all-reduce of gradients: calls, bytes, ranks",
-    "update_host": "an update call beyond its passes: calls, minibatches, samples, tokens",
+    "optimizer": "one optimizer step of one rank: passes, parameters, gathers, gathered_bytes, or zero1_passes, …",
+    "grad_sync": "an all-reduce of gradients: calls, bytes, ranks, zero1_bytes",
+    "update_host": "an update call beyond its passes: calls, minibatches, samples, tokens, peers",
     "advantage": "advantages of a step's samples: calls, samples, tokens",
     "weight_sync": "weights from the trainer into a live engine: calls, bytes",
     "checkpoint": "one written checkpoint: calls, bytes",
     "checkpoint_read": "one checkpoint read back and checked: calls, bytes",
     "dispatch": "a remote call with its arguments and result, beyond the work: calls, bytes",
+    "message": "a call between processes, as the seconds that it takes from cores: calls",
     "all_reduce": "a collective: calls, bytes (of one rank's input), ranks",
     "reduce_scatter": "a collective: calls, bytes (of one rank's whole input), ranks",
     "all_gather": "a collective: calls, bytes (of the whole result), ranks",
@@ -69,14 +70,16 @@ _NAMES = {
     "logprob": _PASS,
     "forward": f"{_PASS} adapter_values {_ZERO}",
     "backward": f"{_PASS} adapter_values {_ZERO}",
-    "optimizer": f"passes parameters {_ZERO}",
-    "update_host": "calls minibatches samples tokens",
+    "optimizer": f"passes parameters gathers gathered_bytes {_ZERO}",
+    "grad_sync": "calls bytes ranks zero1_bytes",
+    "update_host": "calls minibatches samples tokens peers",
     "gemm": "m n k bits",
     "context_attention": f"batch tokens prefix {_KV}",
     "generation_attention": f"batch context {_KV}",
     "moe": "tokens hidden intermediate topk num_experts tp ep bits",
     "layer": "tokens",
     "head": "sequences",
+    "message": "calls",
     "attention": "prefill_chunk kv_prefill n_decode kv_decode",
 }
 _NAMES |= dict.fromkeys(("rollout_host", "score_host", "reward", "advantage"), "calls samples tokens")
@@ -96,9 +99,7 @@ _NAMES |= dict.fromkeys(
     ),
     "calls bytes",
 )
-_NAMES |= dict.fromkeys(
-    ("grad_sync", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"), "calls bytes ranks"
-)
+_NAMES |= dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"), "calls bytes ranks")
 LOGGED_STAGES = (
     "gen", "old_log_prob", "ref", "values", "reward", "adv", "update_critic", "update_actor", "reshard",
     "testing", "save_checkpoint",
@@ -180,6 +181,29 @@ def packed_quantities(
 def zero_quantities(zero_stage: int) -> dict[str, float]:
     """What a pass of a ZeRO stage counts beside its work; nothing without ZeRO."""
     return {f"zero{zero_stage}_passes": 1.0} if zero_stage else {}
+
+
+def optimizer_quantities(parameters: int, size: float, zero_stage: int, ranks: int) -> dict[str, float]:
+    """Quantities of one optimizer step of one of `ranks` that average gradients.
+
+    `size`: bytes of the weights; of ZeRO 1 and 2 each rank changes its part of them and gathers the others.
+    """
+    found = {"passes": 1.0, "parameters": float(parameters)}
+    if ranks > 1 and zero_stage in (1, 2):
+        return found | {"gathers": 1.0, "gathered_bytes": size * (ranks - 1) / ranks}
+    return found | zero_quantities(zero_stage)
+
+
+def grad_sync_quantities(size: float, zero_stage: int, ranks: int) -> dict[str, float]:
+    """Quantities of averaging gradients of `size` bytes; ZeRO 1 copies them into buckets, one by one."""
+    found = {"calls": 1.0, "bytes": size, "ranks": float(ranks)}
+    return found | ({"zero1_bytes": size} if zero_stage == 1 else {})
+
+
+def update_quantities(samples: int, tokens: int, minibatches: int, ranks: int) -> dict[str, float]:
+    """Quantities of one update call on one of `ranks`, which tell each other what they learnt."""
+    found = {"calls": 1.0, "minibatches": float(minibatches), "samples": float(samples), "tokens": float(tokens)}
+    return found | ({"peers": ranks - 1.0} if ranks > 1 else {})
 
 
 def write_jsonl(measurements: Iterable[Measurement], path: Path) -> None:

@@ -241,3 +241,16 @@ def _bottleneck(timeline: Timeline) -> dict[str, str] | None:
 def _reward(timeline: Timeline) -> dict[str, float | None]:
     rewards = [row["reward"] for row in timeline.header.learning if "reward" in row]
     return {"first": rewards[0] if rewards else None, "last": rewards[-1] if rewards else None}
+
+
+def about_samples(summary: dict[str, Any]) -> list[str]:
+    """How old what was trained on was, and what became of the samples that were not; nothing where all were trained."""
+    lag, fates, lines = summary["lag"], summary["samples"], list[str]()
+    if lag["max"]:
+        lines.append(f"lag: samples were {lag['mean']:.2f} versions old when trained, at most {lag['max']}")
+    named = {"dropped": "dropped", "aborted": "aborted", "lost": "lost", "buffered": "left in the buffer",
+             "in_flight": "left on the way"}  # fmt: skip
+    if others := [f"{fates[fate]:,} {said}" for fate, said in named.items() if fates.get(fate)]:
+        issued, trained = fates.get("issued", 0), fates.get("trained", 0)
+        lines.append(f"samples: {issued:,} issued, {trained:,} trained, {', '.join(others)}")
+    return lines

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
 from lab.errors import WrongValue
+from lab.intervals import length
 from lab.records import Record
 from lab.units import Seconds
 
 if TYPE_CHECKING:
     from lab.scenario import Scenario
+    from lab.timeline import Span
 
 
 class WeightSync(Record):
@@ -26,9 +28,9 @@ class WeightSync(Record):
     every: Seconds | None = Field(default=None, gt=0, description="between two looks of an engine that pulls")
     transport: Literal["nccl", "object_store", "store"] = Field(
         default="nccl",
-        description="nccl: from device to device (on cores by gloo), or, where engines fetch, out of the memory of the "
-        "trainer's host; object_store: out of that memory through Ray, once to each machine; store: through the storage "
-        "of the trainer's site",
+        description="nccl: from device to device (on cores by gloo, or plain TCP where engines may be lost), or, where "
+        "engines fetch, out of the memory of the trainer's host; object_store: out of that memory through Ray, once to "
+        "each machine; store: through the storage of the trainer's site",
     )
     topology: Literal["chain", "tree", "flat"] | None = Field(
         default=None,
@@ -108,6 +110,16 @@ def too_rare(scenario: Scenario, run_s: float) -> tuple[str, str, str] | None:
         return None
     problem = f"engines look for weights every {rule.every:g} s, and the run ends at {run_s:.4g} s"
     return "weight_sync.every", problem, "set it lower, or make more steps"
+
+
+def idles(scenario: Scenario, spans: Iterable[Span]) -> tuple[str, str, str] | None:
+    """The same where everybody waits for engines to look: all the work of the run takes less time than one interval."""
+    every = scenario.weight_sync.every
+    work_s = length((span.start_s, span.end_s) for span in spans if not span.op)
+    if every is None or every <= work_s or not scenario.algorithm.rolls_out:
+        return None
+    problem = f"engines look for weights every {every:g} s, and somebody works in {work_s:.4g} s of the run only"
+    return "weight_sync.every", problem, "set it lower: most of the run waits for them to look"
 
 
 def contradictions(scenario: Scenario) -> Iterator[tuple[str, str, str]]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from lab import charts, devices, operators, reward_report
 from lab.compare import Comparison, Row, caveats
-from lab.metrics import publications
+from lab.metrics import about_samples, publications, summarise
 from lab.timeline import Timeline
 
 TOP = 8
@@ -33,9 +34,8 @@ def write_run_report(timeline: Timeline, summary: Mapping[str, Any], path: Path)
     traces = {name: operators.of_trace(file)[:TOP] for name, file in operators.latest(path.parent).items()}
     judged = summary.get("reward_report")
     rows = reward_report.lines(judged) if judged else []
-    _write(
-        path, "run.html.j2", figures, timeline=timeline, summary=summary, judged=judged, judged_rows=rows, traces=traces
-    )
+    content = {"judged": judged, "judged_rows": rows, "traces": traces, "samples": about_samples(dict(summary))}
+    _write(path, "run.html.j2", figures, timeline=timeline, summary=summary, **content)
 
 
 def write_comparison_report(
@@ -66,7 +66,36 @@ def write_comparison_report(
     table = [(name, row, verdict(row)) for name, row in rows]
     doubts = caveats(comparison, predicted, measured)
     content = {"comparison": comparison, "caveats": doubts, "table": table, "runs": [predicted, *measured]}
+    content["whole"] = whole(summarise(predicted), [summarise(run) for run in measured])
     _write(path, "comparison.html.j2", figures, **content)
+
+
+def whole(predicted: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """What is said of runs as a whole: the name, predicted, and the mean of the measured; only what one of them has."""
+    ages, losses, told = "versions between weights and samples, ", "lost to faults, ", [predicted, *measured]
+    rows: list[tuple[str, Callable[[Mapping[str, Any]], float | None], Callable[[float | None], str]]] = [
+        ("the whole run", lambda run: run["makespan_s"], _seconds),
+        (f"{ages}mean", lambda run: run["lag"]["mean"], _number),
+        (f"{ages}most", lambda run: run["lag"]["max"], _number),
+        ("faults", lambda run: len(run["faults"]), _number),
+        (f"{losses}time", lambda run: run["lost_s"], _seconds),
+        (f"{losses}response tokens", lambda run: run["tokens"]["lost"], _number),
+        ("share of the time that made progress", lambda run: run["goodput"], _percent),
+    ]
+    if not any(run["faults"] for run in told):
+        rows = rows[:3]
+    if not any(run["lag"]["max"] for run in told):
+        rows = [row for row in rows if not row[0].startswith(ages)]
+    return [(name, shown(of(predicted)), shown(_mean([of(run) for run in measured]))) for name, of, shown in rows]
+
+
+def _mean(numbers: Sequence[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None]
+    return fmean(known) if known else None
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
 
 def middle(timelines: Iterable[Timeline]) -> int:

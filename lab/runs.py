@@ -12,9 +12,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -86,6 +87,17 @@ def locked(folder: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
+@contextmanager
+def gone_if_refused(folder: Path) -> Iterator[None]:
+    """Deletes the folder of a new run that is refused before it has done anything."""
+    try:
+        yield
+    except InputError:
+        if not any(any(whole_lines(folder / name)) for name in ("spans.jsonl", "learning.jsonl")):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 def is_held(folder: Path) -> bool:
     """Whether a process executes the run in a folder."""
     try:
@@ -102,12 +114,34 @@ def holder(folder: Path) -> int:
     """The process that executes the run in a folder. Raises InputError where none does."""
     if not (folder / "run.json").is_file():
         raise InputError(file=str(folder), problem="not a run", remedy="name a folder that `lab execute` wrote")
-    named = (folder / "lock").read_text().strip() if is_held(folder) else ""
-    if not named.isdigit():
-        status = json.loads((folder / "run.json").read_bytes())["header"]["status"]
-        problem = f"no process executes it; it says {status}"
+    named = _named(folder / "lock") if is_held(folder) else None
+    if named is None:
+        problem = f"no process executes it; {_status(folder)}"
         raise InputError(file=str(folder), problem=problem, remedy="name a run that is being executed")
-    return int(named)
+    return named
+
+
+def _named(lock: Path) -> int | None:
+    """The process that a lock names, if it has that file open: a number that somebody else has by now is not believed."""
+    try:
+        pid, mine = int(lock.read_text()), lock.stat()
+        held = (os.stat(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd"))
+        return pid if any(_same(file, mine) for file in held) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _same(one: os.stat_result, other: os.stat_result) -> bool:
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
+def _status(folder: Path) -> str:
+    """Of a run that nobody executes."""
+    try:
+        status = _header(folder).status
+    except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError):
+        return "and its run.json cannot be read"
+    return "it was interrupted" if status == "running" else f"it is {status}"
 
 
 def _opened(path: Path) -> IO[str]:
@@ -178,19 +212,46 @@ def _header(folder: Path) -> Header:
 
 def finished_rows(folder: Path) -> dict[int, dict[str, Any]]:
     """By step, what an unfinished run has learned in the steps that it completed."""
-    return {row["step"]: row for row in map(json.loads, whole_lines(folder / "learning.jsonl"))}
+    return {row["step"]: row for row in written_rows(folder)}
+
+
+def written_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """What an unfinished run has learned, one row after the other; a later one of a step counts instead of earlier ones."""
+    return _decoded(folder / "learning.jsonl", _row)
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    found = json.loads(line)
+    if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+        raise ValueError("it tells of no step")
+    return found
+
+
+def _decoded(path: Path, decode: Callable[[bytes], Any]) -> Iterator[Any]:
+    """What whole lines of a file say. Raises ValueError with the place of one that cannot be read."""
+    for number, line in enumerate(whole_lines(path), start=1):
+        try:
+            yield decode(line)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise ValueError(f"line {number} of {path.name} is damaged: {error}") from None
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
     """Whole lines of a file that a process may have died while appending to; none where there is no file."""
-    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
-        if line.endswith(b"\n"):
-            yield line
+    if path.exists():
+        with path.open("rb") as file:  # one at a time, for a long run has many
+            yield from (line for line in file if line.endswith(b"\n"))
+
+
+def mend(path: Path) -> None:
+    """Cuts off the line that a process died while appending, so that the next one begins anew. Raises OSError."""
+    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
+        os.truncate(path, content.rfind(b"\n") + 1)
 
 
 def finished_spans(folder: Path) -> Iterable[Span]:
     """Spans of the steps that an unfinished run completed; a half-written last line is left out."""
-    return (msgspec.json.decode(line, type=Span) for line in whole_lines(folder / "spans.jsonl"))
+    return _decoded(folder / "spans.jsonl", partial(msgspec.json.decode, type=Span))
 
 
 def read_scenario(folder: Path) -> Scenario:
@@ -213,9 +274,16 @@ def write_parquet_atomically(timeline: Timeline, path: Path) -> None:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replaces a file's content in one step: a reader or a crash sees the old one or the new one. Raises OSError."""
+    with replacing(path) as part:
+        part.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file whose content stands for that of `path` at the end, in one step; not where an error is raised meanwhile."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}", delete=False) as part:
         try:
-            part.write(content)
+            yield part
             part.flush()
             os.chmod(part.name, 0o644)
             os.replace(part.name, path)

@@ -68,6 +68,11 @@ def covering(scenario: Scenario, worker: str) -> list[Fault]:
     ]
 
 
+def loses_engines(scenario: Scenario) -> bool:
+    """Whether an engine may be lost."""
+    return any(covering(scenario, worker.name) for worker in scenario.team("actor", "generate"))
+
+
 def rolls_back(scenario: Scenario, kind: str, target: str) -> bool:
     """Whether a fault takes trained state away, so that the run goes back to a checkpoint."""
     lossy = kind in ("trainer_lost", "node_lost", "preempted")

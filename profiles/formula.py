@@ -23,14 +23,17 @@ FORMULAS: dict[str, tuple[str, ...]] = {
         "each", "layers", "linear_flops", "activations", "attention_flops", "adapter_values", "zero2_passes",
         "zero3_passes",
     ),
-    "optimizer": ("each", "parameters", "zero1_passes", "zero2_passes", "zero3_passes"),
-    "grad_sync": ("each", "bytes"),
-    "update_host": ("each", "minibatches", "samples", "tokens"),
+    "optimizer": (
+        "each", "parameters", "zero1_passes", "zero2_passes", "zero3_passes", "gathers", "gathered_bytes",
+    ),
+    "grad_sync": ("each", "bytes", "zero1_bytes"),
+    "update_host": ("each", "minibatches", "samples", "tokens", "peers"),
     "advantage": ("each", "samples", "tokens"),
     "weight_sync": ("each", "bytes"),
     "checkpoint": ("each", "bytes"),
     "checkpoint_read": ("each", "bytes"),
     "dispatch": ("each", "bytes"),
+    "message": ("each",),
     "all_reduce": ("each", "bytes"),
     "reduce_scatter": ("each", "bytes"),
     "all_gather": ("each", "bytes"),
@@ -47,8 +50,9 @@ FORMULAS: dict[str, tuple[str, ...]] = {
 PARALLEL = frozenset({"linear_flops", "activations", "attention_flops", "adapter_values", "kv_bytes"})
 """terms that more threads divide"""
 
-MERGED = ("activations", "layers")
-"""terms that only networks of different shapes tell apart from others: with one network they are part of those others"""
+MERGED = ("activations", "layers", "gathers", "zero1_bytes", "peers")
+"""terms that only networks of different shapes, or trainers of different numbers of ranks or ZeRO stages, tell apart from
+others: with one network and trainer they are part of those others"""
 
 _PER_SEQUENCE, _CONTEXT = "number of tokens for each sequence", "context"
 RATIOS: dict[frozenset[str], str] = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lab.faults import Fault
-from lab.issuing import Issuing, trained
+from lab.issuing import Issuing, Prompt, trained
 from lab.targets import BUFFER
 from profiles.memory import kv_blocks
 from simulator.collecting import Collecting
 from simulator.handing import Handing
+from simulator.messages import Messages
 from simulator.producing import Producer
 from simulator.world import Process, World
 
@@ -18,9 +21,9 @@ class Production(Issuing[Producer]):
     buffer: Collecting
 
     def __init__(self, world: World) -> None:
-        self._world, self._due = world, False
+        self._world, self._due, self._gone = world, False, 0
         buffer = Collecting(world, self.ask_all)
-        self.handing = Handing(world, buffer.ended)
+        self.messages, self.handing = Messages(world), Handing(world, self._whole)
         producers = [Producer(world, worker, self) for worker in world.scenario.team("actor", "generate")]
         kv_tokens = [_kv_tokens(world, producer) for producer in producers]
         gone = trained(world.ledger, world.first_step)
@@ -37,9 +40,27 @@ class Production(Issuing[Producer]):
     def _handed(self, producer: Producer, sample: int) -> None:
         self.handing.submit(producer.worker, sample)
 
+    def _whole(self, sample: int) -> None:
+        """It lies in the buffer, with all that is waited for."""
+        before = self.buffer.depth
+        self.buffer.ended(sample)
+        if self.buffer.depth > before:
+            self.messages.delivered(self.buffer.depth >= self.buffer.rule.samples_per_unit)
+
+    def _give(self, producer: Producer, prompts: list[Prompt], version: int) -> None:
+        self.messages.given()
+        super()._give(producer, prompts, version)
+
     def spilt(self, fault: Fault) -> None:
-        """The buffer failed: what waits in it is lost, and issued anew."""
-        self._world.struck["lost_tokens"] += self.spill()
+        """The buffer failed: what waits in it, and what comes until it is noticed and mended, is lost and issued anew."""
+        self._world.env.process(self._refill(fault, self._world.struck))
+
+    def _refill(self, fault: Fault, record: dict[str, Any]) -> Process:
+        """Until another buffer stands there no batch is made, and what ends goes where nobody is."""
+        self._gone += 1
+        yield self._world.env.timeout(fault.detect + fault.start)
+        self._gone -= 1
+        record["lost_tokens"] += self.spill()
 
     def finish(self) -> None:
         """The run is over."""
@@ -53,7 +74,7 @@ class Production(Issuing[Producer]):
             for needed in world.dataflow.requirements("rollout", step):
                 yield world.finished(*needed)
             world.started("rollout", step).succeed()
-            while not self.batch(step):
+            while self._gone or not self.batch(step):
                 yield self.buffer.arrival()
             world.handed_on["rollout", step] = self.latest.stretch
             world.env.process(self._release(step))

@@ -48,11 +48,13 @@ class Cores:
         self._since = 0.0
         self._turn = 0
 
-    def work(self, worker: Worker, op: str, seconds: float) -> Process:
-        """Does `seconds` of work, alone measured; ends when it is done. A process that is interrupted leaves the cores."""
+    def work(self, worker: Worker, op: str, seconds: float, threads: int | None = None) -> Process:
+        """Does `seconds` of work, alone measured; ends when it is done. A process that is interrupted leaves the cores.
+
+        `threads`: its own; else as many as the worker claims."""
         if seconds <= 0:
             return
-        job = self._begin(worker, op, seconds)
+        job = self._begin(worker, op, seconds, threads)
         try:
             yield job.done
         except simpy.Interrupt:
@@ -69,8 +71,8 @@ class Cores:
             return max(job.remaining_s, 0.0)
         return 0.0
 
-    def _begin(self, worker: Worker, op: str, seconds: float) -> _Job:
-        threads = self._costs.threads(worker)
+    def _begin(self, worker: Worker, op: str, seconds: float, threads: int | None = None) -> _Job:
+        threads = self._costs.threads(worker) if threads is None else threads
         job = _Job(remaining_s=seconds, threads=threads, worker=worker, op=op, done=self._env.event())
         self._advance()
         self._jobs.append(job)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import simpy
 
-from lab.measurement import zero_quantities
+from lab.measurement import grad_sync_quantities, optimizer_quantities, update_quantities
 from lab.model import DTYPE_BYTES
 from lab.offline import update_of
 from lab.placement import Worker
@@ -71,16 +71,16 @@ def _rank(
     scenario = world.scenario
     team, stage = scenario.team(worker.role, "train"), scenario.train(worker.role).zero_stage
     lane, epochs = Lane(world, update_of(worker.role), step, worker), scenario.algorithm.epochs
-    trained = {"passes": 1.0, "parameters": float(scenario.trainable_parameters(worker.role))} | zero_quantities(stage)
-    tokens = 0
+    size, ranks, tokens = _gradient_bytes(world, worker.role), _holders(team), 0
+    trained = optimizer_quantities(scenario.trainable_parameters(worker.role), size, stage, ranks)
     for batch in made.passes * epochs:
         tokens += int(batch[rank].tokens.sum())
         last = yield from _microbatches(world, lane, batch[rank], gradients, made.many)
-        if _holders(team) > 1:
-            yield from _reduce(world, lane, _holders(team), barrier, last, gradients)
+        if ranks > 1:
+            synced = grad_sync_quantities(size, stage, ranks) | {"beside_s": last}
+            yield from _reduce(world, lane, barrier, synced, gradients)
         yield from lane.op("optimizer", "optimizer", trained)
-    samples = float(made.num_samples)
-    host = {"calls": 1.0, "minibatches": float(len(made.passes) * epochs), "samples": samples, "tokens": float(tokens)}
+    host = update_quantities(made.num_samples, tokens, len(made.passes) * epochs, ranks)
     yield from world.spend(worker, "update_host", host)
     lane.end(tokens=tokens, samples=made.num_samples, **made.notes(rank))
 
@@ -119,11 +119,10 @@ def _merged(lane: Lane, passes: Passes) -> Process:
 
 
 def _reduce(
-    world: World, lane: Lane, holders: int, barrier: Barrier, beside_s: float, gradients: Gradients | None
+    world: World, lane: Lane, barrier: Barrier, quantities: Mapping[str, float], gradients: Gradients | None
 ) -> Process:
     """Gradients are averaged once every rank has its own; most of it beside the last backward pass, where that can be."""
-    is_last, size = (yield from barrier.wait()), _gradient_bytes(world, lane.worker.role)
-    quantities = {"calls": 1.0, "bytes": size, "ranks": float(holders), "beside_s": beside_s}
+    is_last, size = (yield from barrier.wait()), quantities["bytes"]
     if gradients is None:
         yield from lane.op("grad_sync", "grad_sync", quantities, bytes=size)
         return

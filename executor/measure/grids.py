@@ -37,6 +37,8 @@ class Grid:
     """the same, in mini-batches of half as many"""
     bytes: tuple[int, ...] = field(default=(1 << 10, 1 << 15, 1 << 18, 1 << 20, 1 << 22))
     """of collectives"""
+    joint: tuple[tuple[int, int, int], ...] = ()
+    """as `trained`, by two ranks at once"""
     threaded: tuple[tuple[int, int], ...] = ()
     """(samples, tokens of each) that are scored and trained with more threads, and in mini-batches with adapters"""
 
@@ -54,7 +56,9 @@ FITTED = Grid(
         (16, 12, 12), (16, 24, 24), (16, 40, 40), (32, 32, 32), (16, 64, 64), (16, 96, 96), (16, 128, 128),
         (32, 112, 112), (16, 156, 156), (16, 164, 24), (16, 168, 64),
     ),
-    split=((16, 24, 24), (32, 24, 24)), threaded=((16, 40), (32, 64), (32, 112)),
+    split=((16, 24, 24), (32, 24, 24)),
+    joint=((16, 160, 160), (16, 112, 112), (32, 80, 80), (16, 64, 64), (32, 40, 40), (16, 24, 24)),
+    threaded=((16, 40), (32, 64), (32, 112)),
 )  # fmt: skip
 
 HELD_OUT = Grid(

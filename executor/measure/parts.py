@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import ray
 
-from executor.measure import collectives, iterations, optables, training, turning
+from executor.measure import collectives, iterations, messages, optables, training, turning
 from executor.measure.devices import states
 from executor.measure.grids import FITTED, MINIBATCH
 from executor.measure.journal import Found, Journal
@@ -51,14 +51,13 @@ def run(parts: list[Part], journal: Journal, progress: Progress) -> None:
 
 
 def planned(arch: str, quick: bool) -> list[Part]:
-    """One architecture in three rounds where quick; else two architectures, ZeRO stages and two ranks as well."""
+    """One architecture in three rounds and two ranks where quick; else two architectures and ZeRO stages as well."""
     alone, other = _fewest_cores(), next(name for name in ("tiny-llama", "small-llama") if name != arch)
+    ranks = [] if alone else [_ranks(arch, other)]
     if quick:
-        return [_rounds(arch, other, 3, alone)]
+        return [_rounds(arch, other, 3, alone), *ranks]
     stages = [_zero(arch, (1, 2)), _zero(arch, (3, 0))]
-    return [_rounds(arch, other, 5, alone), _rounds(other, arch, 2, alone), *stages] + (
-        [] if alone else [_ranks(arch, other)]
-    )
+    return [_rounds(arch, other, 5, alone), _rounds(other, arch, 2, alone), *stages, *ranks]
 
 
 def _fewest_cores() -> bool:
@@ -98,7 +97,7 @@ def _round(sweep: Sweep, neighbour: Neighbour, other: str, unit: str) -> Found:
     elif unit.endswith("two threads"):
         found.points = sweep.threaded(2)
     elif unit.endswith("collectives"):
-        found.points = _collectives(sweep)
+        found.points = [*_collectives(sweep), *_messages(sweep, neighbour)]
     elif unit.endswith("profiled passes"):
         found.operators = _profiled(sweep)
     else:
@@ -131,6 +130,17 @@ def _collectives(sweep: Sweep) -> list[Measurement]:
             for op, values in first.items()
             for value in values
         ]
+    return found
+
+
+def _messages(sweep: Sweep, neighbour: Neighbour) -> list[Measurement]:
+    """Alone and, where there is a second core, beside a busy one."""
+    found = sweep._tagged(messages.messages())
+    if not _fewest_cores():
+        neighbour.work()
+        sweep.neighbours = 1
+        found += sweep._tagged(messages.messages())
+        neighbour.rest()
     return found
 
 
@@ -173,24 +183,22 @@ def _zero(arch: str, stages: tuple[int, int]) -> Part:
 
 def _ranks(arch: str, other: str) -> Part:
     """What a second rank adds to training, for two sizes of the gradients."""
-    units = (*(f"{arch}: two ranks, round {number}" for number in (1, 2)), f"{other}: two ranks")
+    units = tuple(f"{name}: two ranks" for name in (arch, other))
 
     @contextmanager
     def start() -> Iterator[Take]:
         with Workers(scenario(arch, ranks=2)) as workers:
             workers.start()
             sweep = Sweep(workers, arch)
-            ray.get([trainer.ready.remote() for trainer in (*sweep.ranks, sweep.critic)])
-            sweep.train((MINIBATCH, 160, 160))
-            yield lambda unit: Found(unit=unit, points=_grad_syncs(sweep, arch, unit.split(":")[0]), states=states())
+            ray.get([rank.ready.remote() for rank in sweep.ranks])
+            yield lambda unit: Found(unit=unit, points=_joint(sweep, unit.split(":")[0]), states=states())
 
     return Part(name=f"{arch}, two ranks", units=units, start=start)
 
 
-def _grad_syncs(sweep: Sweep, arch: str, asked: str) -> list[Measurement]:
-    if asked == arch:
-        return sweep.grad_syncs()
-    batch, _ = sweep.batch((MINIBATCH, 12, 12))
-    called = [rank.__ray_call__.remote(training.at_size, 0, batch, asked, SIZE_REPEATS) for rank in sweep.ranks]
-    spans = [span for info in ray.get(called) for span in info["spans"] if span.op == "grad_sync"]
-    return [msgspec.structs.replace(point, model="") for point in sweep._of([{"spans": spans}])]
+def _joint(sweep: Sweep, asked: str) -> list[Measurement]:
+    """Of another architecture only what says how its size changes what ranks do together."""
+    if asked == sweep.arch:
+        return sweep.joint(asked, FITTED.joint)
+    found = sweep.joint(asked, FITTED.joint[-1:])
+    return [msgspec.structs.replace(point, model="") for point in found if point.op in ("grad_sync", "optimizer")]

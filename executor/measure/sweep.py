@@ -94,10 +94,13 @@ class Sweep:
         batches = [self.batch((*shape, shape[1]))[0] for shape in FITTED.threaded]
         return self._of([self.in_process(self.actor, training.adapted, self.arch, *batches)])
 
-    def grad_syncs(self) -> list[Measurement]:
-        """What several ranks add to training: the all-reduce of gradients, each rank busy on a core of its own."""
-        infos = [info for shape in FITTED.trained[2:] for info in self.train(shape)]
-        return self._of([{"spans": [span for info in infos for span in info["spans"] if span.op == "grad_sync"]}])
+    def joint(self, arch: str, shapes: Sequence[tuple[int, int, int]]) -> list[Measurement]:
+        """Updates of all ranks at once, each on a core of its own: what they tell each other, and passes beside passes."""
+        batches = [self.batch(shape)[0] for shape in shapes]
+        self._step += 1
+        called = [rank.__ray_call__.remote(training.joint, self._step, arch, *batches) for rank in self.ranks]
+        found = [point for spans in ray.get(called) for point in self._of([{"spans": spans}])]
+        return [_beside(point, len(self.ranks)) for point in found]
 
     def trained(self) -> list[Measurement]:
         """Every training shape once, on the actor and the critic."""
@@ -202,3 +205,9 @@ class Sweep:
             op="dispatch", quantities={"calls": 1.0, "bytes": 0.0}, seconds=max(info["wall_s"] - inside, 1e-6),
             model=self.arch, neighbours=self.neighbours, source=source,
         )  # fmt: skip
+
+
+def _beside(point: Measurement, ranks: int) -> Measurement:
+    """What a rank does on its own has the other ranks for neighbours; what they do together is what it is."""
+    together = point.op in ("grad_sync", "update_host") or "gathers" in point.quantities
+    return point if together else msgspec.structs.replace(point, neighbours=ranks - 1)

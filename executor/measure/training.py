@@ -17,7 +17,9 @@ from lab.timeline import Span
 
 SHARES = (0.25, 1.0)
 """of the tensors that a weight transfer sends"""
-ADAPTER_REPEATS = 3
+ADAPTER_REPEATS, JOINT_REPEATS = 3, 3
+JOINT_STAGES = (0, 1)
+"""of ZeRO, where gradients are averaged between passes; the others average them inside"""
 
 
 def send(trainer: Trainer, step: int, share: float) -> dict[str, Any]:
@@ -79,6 +81,26 @@ def at_size(trainer: Trainer, step: int, batch: Samples, arch: str, repeats: int
     finally:
         trainer.learner = own
     return {"spans": [span for span in spans if span.step > step], "checkpoints": written}
+
+
+def joint(trainer: Trainer, step: int, arch: str, *batches: Samples) -> list[Span]:
+    """Spans of this rank's updates of an architecture together with the other ranks, without ZeRO and with its first
+    stage by turns, every batch JOINT_REPEATS times; all ranks have to call this."""
+    from executor.learner import Learner
+
+    own = trainer.learner
+    plans = [scenario(arch, trainer.world, (stage, 0)) for stage in JOINT_STAGES]
+    learners = [Learner(plan, *_as(trainer)) for plan in plans]
+    spans: list[Span] = []
+    try:
+        for number, batch in ((number, batch) for number in range(1 + JOINT_REPEATS) for batch in batches):
+            for learner in learners:
+                trainer.learner = learner
+                found = trainer.update(step + len(spans), batch)["spans"]
+                spans += found if number else []  # the first time allocates
+    finally:
+        trainer.learner = own
+    return spans
 
 
 def adapted(trainer: Trainer, step: int, arch: str, *batches: Samples) -> dict[str, Any]:

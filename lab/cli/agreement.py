@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import typer
+
 from lab import library
 
 HELD_OUT = Path(library.__file__).parent / "held_out"
@@ -77,6 +79,7 @@ def judge(
 
 def _played(path: Path, repeats: int, profile: str | None, out: Path) -> tuple[Any, list[Any]]:
     from lab.cli.execute import executor, measure
+    from lab.cli.show import unfinished
     from lab.cli.simulate import predict, read
     from lab.load import located
 
@@ -87,6 +90,9 @@ def _played(path: Path, repeats: int, profile: str | None, out: Path) -> tuple[A
     measured = []
     for _ in range(repeats):
         timeline, summary = measure(scenario, out)
+        if timeline.header.status == "cancelled":  # whoever ended this run wants no other one
+            unfinished(Path(summary["run_dir"]), "cancelled", "")
+            raise typer.Exit(1)
         if timeline.header.status != "done":
             raise Unfinished(f"{timeline.header.error or timeline.header.status} ({summary['run_dir']})")
         measured.append(timeline)

@@ -63,4 +63,4 @@ def _show(found: list[tuple[Claim, Judgement]]) -> None:
     console = Console()
     console.print(table)
     counts = [f"{number} {verdict}" for verdict, number in _counted(found).items() if number]
-    console.print(f"{len(found)} claims: {', '.join(counts)}", highlight=False)
+    console.print(f"{len(found)} claim{'s' if len(found) != 1 else ''}: {', '.join(counts)}", highlight=False)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,10 @@ def dashboard(
     from lab.alerts import METRICS_PORT, Thresholds
     from lab.errors import InputError
 
+    for text in target or []:
+        if not _is_address(text):
+            remedy = f"give HOST:PORT, for example 127.0.0.1:{METRICS_PORT}, without http:// and path"
+            raise InputError(key="--target", problem=f"{text!r} is no address", remedy=remedy)
     limits = Thresholds(kl_cap=kl_cap, idle_use=idle_use, silence_s=silence)
     try:
         for path in written(out, target or [f"127.0.0.1:{METRICS_PORT}"], limits):
@@ -33,6 +38,12 @@ def dashboard(
     except OSError as error:
         remedy = "name a folder that can be written"
         raise InputError(file=str(out), problem=str(error.strerror or error), remedy=remedy) from None
+
+
+def _is_address(text: str) -> bool:
+    """Whether Prometheus takes it as a target."""
+    found = re.fullmatch(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", text)
+    return found is not None and 0 < int(found[1]) < 65536
 
 
 def written(folder: Path, targets: list[str], limits: object) -> list[Path]:

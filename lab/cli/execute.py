@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,9 +29,10 @@ def execute(
     trace_steps: TraceSteps = 3,
 ) -> None:
     """Run a scenario for real on Ray, vLLM and DeepSpeed."""
-    from lab.cli.show import emit, failed, note, summary_lines, summary_table
+    from lab.cli.show import emit, note, summary_lines, summary_table, unfinished
     from lab.cli.simulate import read
     from lab.load import located
+    from lab.publication import idles
 
     asked = Asked(
         metrics_port=metrics_port,
@@ -44,22 +45,44 @@ def execute(
         beside(scenario)
         timeline, summary = measure(chosen, out, resume, asked)
     emit(summary, json, summary_table(summary), summary_lines(summary))
-    for text in _not_struck(chosen, summary):
+    for text in _not_struck(chosen, timeline, Path(summary["run_dir"])):
         note(text)
+    if timeline.header.status == "done" and (said := idles(chosen, timeline.spans)):
+        note("{}: {}; {}".format(*said))
     if timeline.header.status != "done":
-        failed(Path(summary["run_dir"]), timeline.header.error or timeline.header.status)
+        unfinished(Path(summary["run_dir"]), timeline.header.status, timeline.header.error)
         note(f"  go on with it: lab execute {scenario} --resume {summary['run_dir']}")
         raise typer.Exit(1)
+    with located(scenario):
+        looked(chosen, summary)
 
 
-def _not_struck(scenario: Any, summary: dict[str, Any]) -> list[str]:
-    """Faults that were stated for later than the end of the run."""
+def looked(scenario: Any, summary: dict[str, Any]) -> None:
+    """Raises InputError where engines that pull looked for no weights before a run had ended; it is kept as it is."""
+    from lab.errors import InputError
+    from lab.publication import too_rare
+
+    if said := too_rare(scenario, summary["makespan_s"]):
+        key, problem, remedy = said
+        raise InputError(key=key, problem=f"{problem}; it is kept in {summary['run_dir']}", remedy=remedy)
+
+
+def _not_struck(scenario: Any, timeline: Any, folder: Path) -> list[str]:
+    """Faults that were stated for later than the end of the run, or for a time at which their target was away."""
     from lab.strikes import missed
 
-    end_s = summary["makespan_s"] or 0.0
-    late = missed(scenario, end_s) if scenario.faults else []
+    if not scenario.faults:
+        return []
+    end_s = max((span.end_s for span in timeline.spans), default=0.0)
+    strikes = list(executor("injecting").struck(folder))
+    done = {(strike["entry"], strike["target"]) for strike in strikes}
+    away = [strike for strike in strikes if strike["pid"] is None]
+    late = [one for one in missed(scenario, end_s) if (one.entry, one.target) not in done]
     said = f"the run ended at {end_s:.1f} s"
-    return [f"faults[{one.entry}].at is {one.at:g} s, and {said}: {one.target} was not struck" for one in late]
+    return [
+        *(f"faults[{one.entry}].at is {one.at:g} s, and {said}: {one.target} was not struck" for one in late),
+        *(f"faults[{one['entry']}] struck nobody at {one['at_s']:.1f} s: {one['target']} was away" for one in away),
+    ]
 
 
 def beside(scenario: Path) -> None:
@@ -75,16 +98,15 @@ def measure(
     `asked`: how the run is watched; without, by its log and its devices alone.
     """
     from lab import iterations, runs
-    from lab.cli.show import note
     from lab.cli.watching import traced, watch
-    from lab.publication import too_rare
 
     limits, run = executor("limits"), executor("run")
     limits.refuse(scenario)
     asked = asked or Asked()
     asked.check()
     folder = runs.begin(out, scenario, "measured") if resume is None else resume
-    with runs.locked(folder), written(folder):
+    new = runs.gone_if_refused(folder) if resume is None else nullcontext()
+    with runs.locked(folder), new, written(folder):
         earlier = None if resume is None else past(scenario, resume)
         first = 0 if earlier is None else earlier.first_step
         with watch(scenario, folder, asked) as watched, traced(folder, first, asked.trace_steps):
@@ -94,8 +116,6 @@ def measure(
         with written(folder, timeline.header.error):
             iterations.write(timeline, folder / iterations.FILE)
             summary = runs.finish(folder, scenario, timeline)
-    if timeline.header.status == "done" and (said := too_rare(scenario, summary["makespan_s"])):
-        note("{}: {}; {}".format(*said))
     return timeline, summary
 
 
@@ -144,9 +164,10 @@ def executor(module: str) -> Any:
 def progress(num_steps: int, told: Callable[[], str] = str) -> Any:
     """A context that yields a callback (what, finished steps); silent where the output is no terminal.
 
-    `told`: numbers to show beside it.
+    `told`: numbers to show below it.
     """
-    from rich.console import Console
+    from rich.console import Console, Group
+    from rich.live import Live
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -155,6 +176,7 @@ def progress(num_steps: int, told: Callable[[], str] = str) -> Any:
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.text import Text
 
     @contextmanager
     def shown() -> Any:
@@ -163,9 +185,14 @@ def progress(num_steps: int, told: Callable[[], str] = str) -> Any:
             yield None
             return
         left = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
-        right = (TextColumn("ETA"), TimeRemainingColumn(), TextColumn("{task.fields[told]}", style="dim"))
-        with Progress(*left, *right, console=console, transient=True) as bar:
-            task = bar.add_task("starting workers", total=num_steps, told="")
-            yield lambda what, done: bar.update(task, description=what, completed=done, told=told())
+        bar = Progress(*left, TextColumn("ETA"), TimeRemainingColumn(), console=console)
+        task, below = bar.add_task("starting workers", total=num_steps), Text(style="dim", overflow="fold")
+
+        def step(what: str, done: int) -> None:
+            bar.update(task, description=what, completed=done)
+            below.plain = told()
+
+        with Live(Group(bar, below), console=console, transient=True):
+            yield step
 
     return shown()

@@ -20,17 +20,26 @@ def report(
         operators(run, json)
         return
     from lab import reward_report, runs
-    from lab.cli.show import emit, reward_table, summary_lines, summary_table
+    from lab.cli.show import emit, note, reward_table, summary_lines, summary_table
     from lab.load import present
     from lab.metrics import summarise
     from lab.report import write_run_report
 
     timeline = runs.read(present(run, "the folder of a run"))
     summary = summarise(timeline) | {"run_dir": str(run)} | reward_report.summary(run)
-    write_run_report(timeline, summary, run / "report.html")
-    lines = [*summary_lines(summary), f"report: {(run / 'report.html').resolve()}"]
+    written = True
+    try:
+        write_run_report(timeline, summary, run / "report.html")
+    except OSError as refused:  # a folder that may be read only
+        written = False
+        note(f"{run / 'report.html'} is not written: {refused.strerror or refused}")
+    error = [f"it ended early: {timeline.header.error}"] if timeline.header.error else []
+    lines = [*error, *summary_lines(summary)]
+    lines += [f"report: {(run / 'report.html').resolve()}"] if written else []
     judged = [reward_table(found)] if (found := summary.get("reward_report")) else []
     emit(summary, json, summary_table(summary), lines, judged)
+    if not written:
+        raise typer.Exit(1)
 
 
 def operators(trace: Path, json: bool, top: int = 20) -> None:

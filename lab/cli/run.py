@@ -26,7 +26,7 @@ def run(
 
     from lab.cli.compare import lines, side_by_side
     from lab.cli.execute import beside, executor, measure
-    from lab.cli.show import comparison_table, emit, failed, note
+    from lab.cli.show import comparison_table, emit, note, unfinished
     from lab.cli.simulate import predict, read
     from lab.load import located
 
@@ -43,7 +43,7 @@ def run(
         note(f"executing for real ({repeat + 1}/{repeats}): {chosen.num_steps} steps on Ray, vLLM and DeepSpeed")
         timeline, summary = measure(chosen, out, asked=asked)
         if timeline.header.status != "done":
-            failed(Path(summary["run_dir"]), timeline.header.error or timeline.header.status)
+            unfinished(Path(summary["run_dir"]), timeline.header.status, timeline.header.error)
             raise typer.Exit(1)
         measured.append(timeline)
     result = side_by_side(predicted, measured, out)

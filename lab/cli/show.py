@@ -90,6 +90,8 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """What else a person asks first."""
+    from lab.metrics import about_samples
+
     lines = []
     for device, profile in summary["profiles"].items():
         lines.append(
@@ -111,7 +113,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     if packing["padding"]:
         told = f"{percent(packing['padding'])} of the updates' tokens are padding"
         lines.append(f"micro-batches: {told}; the fullest rank has {percent(packing['imbalance'])} above the mean")
-    lines += fault_lines(summary)
+    lines += [*about_samples(summary), *fault_lines(summary)]
     if summary["reward"]["first"] is not None:
         lines.append(f"reward: {summary['reward']['first']:.3f} → {summary['reward']['last']:.3f}")
     if summary["logprob_gap_max"] is not None:
@@ -163,6 +165,14 @@ def comparison_table(comparison: dict[str, Any]) -> Table:
             percent(row["noise"]),
         )
     return table
+
+
+def unfinished(path: Path, status: str, error: str) -> None:
+    """Says how a run ended that did not come to its last step."""
+    if status == "cancelled":
+        note(f"the run was cancelled\n  what it finished is in {path}")
+    else:
+        failed(path, error or status)
 
 
 def failed(path: Path, error: str) -> None:

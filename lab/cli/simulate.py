@@ -77,6 +77,7 @@ def predict(scenario: Any, out: Path, profile: str | None) -> tuple[Any, dict[st
     from lab.cli.show import note
     from lab.compiled import cold
     from lab.drawing import assumed
+    from lab.publication import idles
     from simulator.run import simulate as play
 
     profiles = profiles_for(scenario, profile)
@@ -85,6 +86,8 @@ def predict(scenario: Any, out: Path, profile: str | None) -> tuple[Any, dict[st
     if cold():
         note("the first simulation on this machine compiles the engine, which takes about half a minute")
     timeline = play(scenario, profiles)
+    if said := idles(scenario, timeline.spans):
+        note("{}: {}; {}".format(*said))
     return timeline, runs.finish(runs.begin(out, scenario, "simulated"), scenario, timeline)
 
 

@@ -65,6 +65,9 @@ def watch(scenario: Any, folder: Path, asked: Asked) -> Iterator[Any]:
     uri = None if asked.no_tracking else executor("tracking").address(folder)
     watched = watching.Watched(metrics=metrics, tracking_uri=uri)
     found = watching.Watch(scenario, folder, watched, note)
+    if metrics is not None and metrics[1] == 0 and found.address is not None:
+        host, port = found.address
+        note(f"Prometheus may read this run at http://{f'[{host}]' if ':' in host else host}:{port}/metrics")
     try:
         yield found
     finally:

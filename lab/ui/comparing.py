@@ -10,7 +10,8 @@ import streamlit as st
 from lab import charts, runs
 from lab.cli.show import percent, seconds
 from lab.compare import Comparison, caveats, compare
-from lab.report import middle, verdict
+from lab.metrics import summarise
+from lab.report import middle, verdict, whole
 from lab.ui import parts
 
 
@@ -37,6 +38,11 @@ def page() -> None:
     st.subheader("Stages and step")
     rows = [*comparison.stages.items(), ("step", comparison.step)]
     st.dataframe([_row(name, row) for name, row in rows], width="stretch", hide_index=True)
+    st.subheader("The run as a whole")
+    told = whole(summarise(ours), [summarise(theirs)])
+    st.dataframe(
+        [{"": name, "predicted": one, "measured": other} for name, one, other in told], width="stretch", hide_index=True
+    )
     st.subheader("What explains the difference")
     st.markdown("\n".join(f"1. {reason.text}" for reason in comparison.explains[:5]))
     st.subheader("Where the device-seconds went")

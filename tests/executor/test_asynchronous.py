@@ -174,7 +174,7 @@ def test_a_run_that_goes_on_issues_again_what_was_not_trained(scenario: Make) ->
     again = Past(chosen, 1, past.state())
     assert again.counts() == past.counts() | {"buffered": 0, "lost": 64}
     assert again.trained().tolist() == [[0] * 64, list(range(64))]
-    first = Prompts(chosen, again.trained()).take(1)[0]
+    first = Prompts(chosen, again.trained()).take(1, 64)[0]
     assert (first.step, first.number) == (1, 0)
     assert Past(chosen, 1, again.state()).counts() == again.counts()
 

@@ -29,7 +29,7 @@ from executor.stopping import Stopping
 from executor.tokenizer import save_tokenizer
 from lab import runs
 from lab.cli import told as told_by_command
-from lab.cli.execute import beside, written
+from lab.cli.execute import beside, looked, written
 from lab.errors import InputError
 from lab.library import model as library_model
 from lab.load import load
@@ -376,3 +376,13 @@ def test_weights_under_other_names_are_not_replaced_by_random_ones(folder: Path)
     rewritten(folder, HEADERS["renamed"][0])
     with pytest.raises(ValueError, match="drawn at random"):
         build_actor(TINY, 0, str(folder))
+
+
+def test_engines_that_looked_for_no_weights_before_the_run_had_ended(scenario: Make) -> None:
+    """The run is there, and the command tells of a wrong value: status 2."""
+    change = {"weight_sync": {"trigger": "pull", "every": 60.0}, "schedule": {"staleness": {"bound": 9}}}
+    chosen = scenario("async-tiny", **change)
+    looked(chosen, {"makespan_s": 61.0, "run_dir": "runs/one"})
+    with pytest.raises(InputError, match=r"every 60 s, and the run ends at 5 s; it is kept in runs/one") as wrong:
+        looked(chosen, {"makespan_s": 5.0, "run_dir": "runs/one"})
+    assert (wrong.value.key, wrong.value.remedy) == ("weight_sync.every", "set it lower, or make more steps")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.buffer import Buffer
@@ -109,3 +109,27 @@ def test_a_page_is_there_until_the_update_has_ended() -> None:
         play(put, ("take", (0, 0, [2])), ("release", (0,)), ("again", (0,)))
     with pytest.raises(KeyError, match="has no samples"):
         play(put, ("take", (0, 0, [2])), ("take", (1, 0, [2])))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 20))
+@settings(deadline=None, max_examples=20)
+def test_news_wait_for_as_many_as_are_wanted_but_not_for_ever(parts: list[int], wanted: int) -> None:
+    """Who is told of fewer than wanted has waited; who is told of as many has not waited for the rest."""
+
+    async def run() -> tuple[list[int], float, int]:
+        buffer, first = Buffer(), 0
+        asking = asyncio.create_task(buffer.news(wanted))
+        began = asyncio.get_running_loop().time()
+        for size in parts:
+            await asyncio.sleep(0)
+            await buffer.put(list(range(first, first + size)), made(list(range(first, first + size))))
+            first += size
+        told = await asking
+        return told, asyncio.get_running_loop().time() - began, first
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("executor.buffer.LINGER_S", 0.02)
+        told, took_s, number = asyncio.run(run())
+    assert told == list(range(number))[: len(told)]
+    assert len(told) >= min(wanted, number)
+    assert number >= wanted or took_s >= 0.019

@@ -162,6 +162,7 @@ STATED = {"kind": "worker_lost", "at": 5.0, "target": "actor.generate[0]", "reco
         (STATED | {"detect": 0.1}, {}, "faults[0].detect"),
         (STATED, {"evaluate": {"every_steps": 2}}, "evaluate.every_steps"),
         (STATED, {"schedule": {"scoring": "sample"}}, "schedule.scoring"),
+        (STATED, {"experience": {"transport": "rpc"}}, "experience"),
         ({"kind": "buffer_lost", "at": 5.0}, {}, "schedule.mode"),
         ({"kind": "link_degraded", "at": 5.0, "target": "port local/0"}, {}, "faults[0].kind"),
         (STATED | {"kind": "preempted", "duration": 1.0}, {}, "faults[0].kind"),

@@ -111,3 +111,16 @@ def test_processes_are_told_as_long_as_a_run_goes_on(tmp_path: Path) -> None:
         processes.write(tmp_path, {ENGINE: 7})
         assert processes.read(tmp_path) == {"driver": os.getpid(), ENGINE: 7}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_injector_goes_on_behind_a_line_that_the_one_before_died_in(chosen: Scenario, tmp_path: Path) -> None:
+    done = {"entry": 0, "target": ENGINE, "stated_s": 0.05, "pid": None, "how": "nobody there"}
+    (tmp_path / injecting.FILE).write_text(f'{json.dumps(done)}\n{{"entry": 1, "tar')
+    beside = injecting.start(chosen, tmp_path, time.monotonic())
+    end = time.monotonic() + 30
+    while len(list(injecting.struck(tmp_path))) < 3:
+        assert time.monotonic() < end and beside.poll() is None
+        time.sleep(0.01)
+    beside.kill()
+    beside.wait()
+    assert [said["entry"] for said in injecting.struck(tmp_path)] == [0, 1, 2]

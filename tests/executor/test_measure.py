@@ -21,8 +21,8 @@ from profiles.fit import fit
 from profiles.formula import FORMULAS, terms
 from simulator.run import simulate
 
-NEEDS_MORE = {"grad_sync", "engine_sleep", "engine_wake"}
-"""two ranks of one role; a platform whose engine can sleep"""
+NEEDS_MORE = {"engine_sleep", "engine_wake"}
+"""a platform whose engine can sleep"""
 IDENTITY = {"machine": "m", "software": "s"}
 
 repeats = st.lists(
@@ -120,7 +120,7 @@ def test_real_workers_yield_every_op_alone_and_beside_a_busy_core(
     small = replace(
         grids.FITTED, decode=((2, 16), (8, 32)), mixed=grids.FITTED.mixed[1:2], rollouts=((4, 16, 6), (8, 24, 6), (8, 24, 12)),
         scored=((4, 24), (8, 48), (12, 48)), bytes=(1 << 10, 1 << 18),
-        trained=((16, 24, 24), (32, 48, 48), (16, 96, 96), (16, 64, 12)), split=((16, 24, 24),),
+        trained=((16, 24, 24), (32, 48, 48), (16, 96, 96), (16, 64, 12)), split=((16, 24, 24),), joint=((16, 24, 24), (16, 40, 40)),
     )  # fmt: skip
     monkeypatch.setattr(sweep, "FITTED", small)
     monkeypatch.setattr(parts, "FITTED", small)
@@ -136,6 +136,9 @@ def test_real_workers_yield_every_op_alone_and_beside_a_busy_core(
     assert sum(row["flops"] for row in result.operators if row["kind"] == "forward") > 1e9
     assert any("cannot sleep" in note for note in result.notes)
     assert all(state["free_bytes"] > 0 for state in result.states if state["device"] == "host")
+    gathers = [point for point in found if point.quantities.get("gathers")]
+    assert {point.quantities["parameters"] for point in gathers if point.op == "optimizer"} == {803968, 4754688}
+    assert {"zero1_bytes" in point.quantities for point in found if point.op == "grad_sync"} == {False, True}
     _fits(found)
     again = measure.measure("tiny-llama", quick=True, journal=tmp_path / "j.jsonl", identity=IDENTITY)
     assert json.dumps([str(point) for point in again.points]) == json.dumps([str(point) for point in found])
@@ -145,7 +148,7 @@ def _fits(found: list[Measurement]) -> None:
     """The measurements determine a profile, which prices the quickstart without a datasheet."""
     profile = fit(found, name="measured-here", source={})
     for point in found:
-        if point.op in ("forward", "engine_step") and point.neighbours == 0:
+        if point.op in ("forward", "engine_step", "grad_sync", "optimizer") and point.neighbours == 0:
             ratio = profile.ops[point.op].seconds(terms(point.op, point.quantities)) / point.seconds
             assert 0.1 < ratio < 10
     assert profile.ops["engine_step"].held_out is not None

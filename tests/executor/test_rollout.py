@@ -181,6 +181,32 @@ def test_weights_that_were_fetched_are_loaded_like_those_that_are_pushed(pair: P
     assert pair.gap(samples) < CLOSE
 
 
+def broken_off(worker: Any, named: dict[str, torch.Tensor], after: int) -> None:
+    """A load whose sender is gone after so many tensors."""
+
+    def items() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from list(named.items())[:after]
+        raise RuntimeError("another end has left")
+
+    with pytest.raises(RuntimeError, match="has left"):
+        worker.backend.load_weights(items())
+
+
+def test_after_a_load_that_broke_off_the_next_one_counts_alone(pair: Pair) -> None:
+    """Also where it broke off between tensors that the engine keeps as one: of a matrix that it has of query, key and
+    value, or of gate and up."""
+    names = [name for name, _ in pair.network.named_parameters()]
+    layer = [i for i, name in enumerate(names) if ".layers.0." in name]
+    for after in range(layer[0], layer[-1] + 2):
+        pair.change()
+        named = {name: parameter.detach().clone() for name, parameter in pair.network.named_parameters()}
+        ray.get(pair.engine.__ray_call__.remote(broken_off, named, after))
+        pair.change()
+        pair.sync()
+        samples, _ = pair.generate(8, (0, 1))
+        assert pair.gap(samples) < CLOSE, names[after - 1]
+
+
 def test_the_check_fails_when_the_sync_is_skipped(pair: Pair) -> None:
     before, _ = pair.generate(9)
     assert pair.gap(before) < CLOSE

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -96,6 +97,54 @@ def test_the_second_signal_ends_a_run_at_once(possible: bool, signals: int, ends
 
     assert asyncio.run(run()) == ends
     assert asked == [1]
+
+
+HANGS_UP = """
+import asyncio, os, signal, sys
+from executor.stopping import interruptible
+asked = []
+
+async def run():
+    with interruptible(lambda: not asked.append(1)):
+        print("begun", flush=True)
+        while not asked:
+            await asyncio.sleep(0.01)
+    print("what nobody reads", flush=True)
+    print("nor this", file=sys.stderr, flush=True)
+
+asyncio.run(run())
+open(sys.argv[1], "w").write("ended in order")
+"""
+
+
+def in_terminal(code: str, *arguments: str) -> tuple[int, int]:
+    """A program in a terminal of its own, once it has said something: its process, and the terminal's other end."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", code, *arguments])
+    assert b"begun" in os.read(terminal, 100)
+    return pid, terminal
+
+
+def test_a_terminal_that_is_closed_ends_a_run_in_order(tmp_path: Path) -> None:
+    """What is said after that goes nowhere, and is no error."""
+    pid, terminal = in_terminal(HANGS_UP, str(tmp_path / "ended"))
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert (tmp_path / "ended").read_text() == "ended in order"
+
+
+def test_a_run_under_nohup_goes_on(tmp_path: Path) -> None:
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)" + HANGS_UP
+    command = [sys.executable, "-c", ignoring, str(tmp_path / "ended")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    process.stdout.close()
 
 
 @pytest.mark.real

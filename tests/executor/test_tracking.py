@@ -87,6 +87,22 @@ def test_a_server_that_takes_calls_and_says_nothing_holds_nothing_up(
     assert tracker._client is not None and tracker._client.returncode != 0
 
 
+@pytest.mark.parametrize(
+    ("content", "why"), [(None, "unable to open database file"), (b"x" * 5000, "file is not a database")]
+)
+def test_a_data_base_that_cannot_be_written_is_said_at_once(tmp_path: Path, content: bytes | None, why: str) -> None:
+    """MLflow itself would go on trying, and the run's end would wait for it."""
+    file = tmp_path / "mlflow.db"
+    file.mkdir() if content is None else file.write_bytes(content)
+    said: list[str] = []
+    told = {"uri": f"sqlite:///{file}", "experiment": "x", "run": "r", "parameters": {}, "tags": {"lab.run": "r"}}
+    tracker = Tracker(told, said.append)
+    began = time.monotonic()
+    tracker.close("done")
+    assert time.monotonic() - began < tracking.CLOSE_S
+    assert len(said) == 1 and why in said[0]
+
+
 def test_an_address_of_nothing_is_said(scenario: Make, tmp_path: Path) -> None:
     said: list[str] = []
     tracker = Tracker(begin(scenario("quickstart"), tmp_path, "nowhere://x"), said.append)

@@ -19,17 +19,24 @@ Items = list[tuple[str, torch.Tensor]]
 
 
 def sent(
-    items: Items, num_engines: int, times: int = 1, base: Any = None, factor: Any = None, route: Any = "chain"
+    items: Items,
+    num_engines: int,
+    times: int = 1,
+    base: Any = None,
+    factor: Any = None,
+    route: Any = "chain",
+    *,
+    lossy: bool = False,
 ) -> tuple[list[float], list[list[Items]]]:
     """Bytes of each send, and what every receiver got each time; all ends are threads of this process."""
     port = free_port()
 
     def sender() -> list[float]:
-        end = WeightSender(HOST, port, 1 + num_engines, base, factor, route)
+        end = WeightSender(HOST, port, 1 + num_engines, base, factor, route, lossy=lossy)
         return [end.send(items) for _ in range(times)]
 
     def receiver(rank: int) -> list[Items]:
-        end = WeightGroup(HOST, port, rank, 1 + num_engines)
+        end = WeightGroup(HOST, port, rank, 1 + num_engines, lossy=lossy)
         return [list(end.receive()) for _ in range(times)]
 
     with ThreadPoolExecutor() as pool:
@@ -44,14 +51,15 @@ def assert_same(items: Items, other: Items) -> None:
         torch.testing.assert_close(one, two, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("lossy", [False, True])
 @pytest.mark.parametrize("route", ["chain", "tree", "flat"])
 @pytest.mark.parametrize("num_engines", [1, 2, 5])
 def test_every_engine_gets_the_weights_bit_for_bit_every_time(
-    num_engines: int, route: str, monkeypatch: pytest.MonkeyPatch
+    num_engines: int, route: str, lossy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "PIECE_BYTES", 1 << 20)
     items = list(build_actor(model("tiny-llama"), 0).state_dict().items())
-    sizes, received = sent(items, num_engines, times=2, route=route)
+    sizes, received = sent(items, num_engines, times=2, route=route, lossy=lossy)
     assert sizes == [model("tiny-llama").weight_bytes("float32")] * 2
     for engine in received:
         for round_ in engine:

@@ -1,5 +1,6 @@
 """Figures: what is drawn is what the timeline says, on the lanes and in the colours it always has."""
 
+import itertools
 import json
 from typing import Any
 
@@ -112,3 +113,65 @@ def _place() -> dict[str, Any]:
 
 def _elsewhere(part: Any) -> Any:
     return [_elsewhere(item) for item in part] if isinstance(part, list) else part | {"pool": "<img src=x>"}
+
+
+def struck(timeline: Timeline, *faults: tuple[float, str]) -> Timeline:
+    found = [{"at_s": at, "kind": "worker_lost", "target": target} for at, target in faults]
+    return msgspec.structs.replace(timeline, header=msgspec.structs.replace(timeline.header, faults=found))
+
+
+def marks(figure: dict[str, Any], axis: str = "y") -> list[tuple[float, str]]:
+    return [
+        mark
+        for trace in figure["data"]
+        if trace["name"] == "fault" and trace["yaxis"] == axis
+        for mark in zip(trace["x"], trace["y"], strict=True)
+    ]
+
+
+def test_a_fault_is_marked_on_the_lane_of_whom_it_struck_and_in_its_step_alone() -> None:
+    timeline = play(scenario(num_steps=3), lambda *_: 1.0)
+    ends, (first, *_, lane) = [0.0, *publications(timeline)], timeline.header.lanes
+    hit = struck(timeline, (ends[1] + 0.25, lane), (ends[2] + 0.5, "buffer"))
+    figure = charts.gantts({"calm": timeline, "hit": hit})
+    assert marks(figure) == [] and marks(figure, "y2") == [(ends[1] + 0.25, lane), (ends[2] + 0.5, first)]
+    assert [trace["showlegend"] for trace in figure["data"] if trace["name"] == "fault"] == [True]
+    go.Figure(figure)
+    assert [marks(charts.one_step({"hit": hit}, step)) for step in range(3)] == [[], [(0.25, lane)], [(0.5, first)]]
+
+
+def read(moments: dict[str, list[float]]) -> Any:
+    import pyarrow as pa
+
+    rows = [
+        {"kind": kind, "name": name, "at_s": at, "use": 0.5, "memory_bytes": 2e9}
+        for name, times in moments.items()
+        for at in times
+        for kind in ["device" if name.startswith("core") else "worker"]
+    ]
+    return pa.Table.from_pylist(rows)
+
+
+def test_no_line_is_drawn_over_the_time_in_which_a_process_was_away() -> None:
+    figure = charts.devices(read({"core0": [0, 1, 2, 3, 4, 5, 6], "engine": [0, 1, 2, 60, 61, 62]}))
+    assert figure is not None
+    go.Figure(figure)
+    for trace in figure["data"]:
+        away = [at for at, value in zip(trace["x"], trace["y"], strict=True) if value is None]
+        assert away == ([2] if trace["name"] == "engine" else [])
+
+
+def test_every_process_has_a_colour_of_its_own_and_one_entry_in_the_legend() -> None:
+    names = ["core0", "core1", "driver", "buffer", *(f"actor.generate[{i}]" for i in range(6))]
+    figure = charts.devices(read({name: [0.0, 1.0] for name in names}))
+    assert figure is not None
+    shown = [trace["name"] for trace in figure["data"] if trace["showlegend"]]
+    assert sorted(shown) == sorted(names)
+    colours: dict[str, set[str]] = {}
+    for trace in figure["data"]:
+        if not trace["name"].startswith("core"):
+            colours.setdefault(trace["line"]["color"], set()).add(trace["name"])
+    assert all(len(found) == 1 for found in colours.values())
+    domains = sorted(axis["domain"] for name, axis in figure["layout"].items() if name.startswith("yaxis"))
+    assert len(domains) == 3
+    assert all(one[1] + 0.05 < other[0] for one, other in itertools.pairwise(domains)), "room for titles"

@@ -65,6 +65,7 @@ def test_a_trainer_is_not_lost_without_a_checkpoint_to_restart_from() -> None:
         (LOST | {"recovery": "reassign"}, "recovery"),
         (LOST | {"target": None}, "target"),
         (LOST | {"spare": "actor.generate[1]"}, "spare"),
+        ({"kind": "worker_lost", "mtbf": "1 h", "recovery": "redundant", "spare": "actor.generate[1]"}, "target"),
         ({"kind": "straggler", "at": 1, "target": "actor.train[0]", "factor": 0}, "factor"),
     ],
 )

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.issuing import Prompts
+from lab.issuing import Prompt, Prompts
 from tests.strategies import changed
 
 CHOSEN = changed(
@@ -14,9 +14,14 @@ CHOSEN = changed(
 PER_STEP = CHOSEN.workload.samples_per_step
 
 
+def places(prompt: Prompt) -> list[int]:
+    """Of its samples in the workload as a whole."""
+    return [prompt.step * PER_STEP + int(i) for i in prompt.indices]
+
+
 def taken(prompts: Prompts, most: int) -> list[int]:
-    """Places of so many prompts' samples in the workload as a whole."""
-    return [prompt.step * PER_STEP + int(i) for prompt in prompts.take(most) for i in prompt.indices]
+    """Places of so many prompts' samples."""
+    return [place for prompt in prompts.take(most, 2**62) for place in places(prompt)]
 
 
 @given(st.sets(st.integers(0, 4 * PER_STEP - 1)), st.integers(0, 30))
@@ -35,3 +40,16 @@ def test_what_goes_out_again_comes_first(again: set[int]) -> None:
     prompts.again(np.array([divmod(place, PER_STEP) for place in again], np.int64).T, None)
     found = taken(prompts, 40)
     assert found[: len(again)] == sorted(again) and found[len(again)] == len(first)
+
+
+@given(st.sets(st.integers(0, 2 * PER_STEP - 1)), st.integers(0, 40), st.booleans())
+def test_no_more_goes_out_than_there_is_room_for(trained: set[int], room: int, part: bool) -> None:
+    """What does not fit stays where it is; a part of a prompt goes out only where nothing whole fits."""
+    rows = np.array([divmod(place, PER_STEP) for place in sorted(trained)], np.int64).reshape(-1, 2).T
+    prompts, other = Prompts(CHOSEN, rows), Prompts(CHOSEN, rows)
+    found = [place for prompt in prompts.take(99, room, part) for place in places(prompt)]
+    whole = list[int]()
+    while len(whole) + len(following := places(other.take(1, 2**62)[0])) <= room:
+        whole += following
+    assert found == (whole or following[:room] if part else whole)
+    assert taken(prompts, 1)[0] == [*whole, *following][len(found)]

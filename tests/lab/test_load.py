@@ -157,3 +157,12 @@ def test_errors_that_name_a_key_get_its_file_and_line() -> None:
         raise InputError(key="place.actor.train.offload", problem="no")
     assert caught.value.file == "scenarios/quickstart.yaml"
     assert "actor.train" in QUICK.splitlines()[(caught.value.line or 0) - 1]
+
+
+@pytest.mark.parametrize("key", ["RAY_ADDRESS", "--resume"])
+def test_variables_and_options_are_not_looked_for_in_the_file(key: str) -> None:
+    from lab.load import located
+
+    with pytest.raises(InputError) as caught, located("scenarios/quickstart.yaml"):
+        raise InputError(key=key, problem="nothing answers")
+    assert str(caught.value) == f"{key}: nothing answers"

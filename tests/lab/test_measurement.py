@@ -8,7 +8,18 @@ from hypothesis import strategies as st
 
 from lab.errors import InputError
 from lab.library import devices
-from lab.measurement import OPS, QUANTITIES, Measurement, known_quantities, of_spans, read_jsonl, write_jsonl
+from lab.measurement import (
+    OPS,
+    QUANTITIES,
+    Measurement,
+    grad_sync_quantities,
+    known_quantities,
+    of_spans,
+    optimizer_quantities,
+    read_jsonl,
+    update_quantities,
+    write_jsonl,
+)
 from lab.timeline import Span
 
 
@@ -35,6 +46,21 @@ def test_ops_and_host_time_add_up_to_the_stage(durations: list[float], host: flo
 def test_ops_that_carry_no_quantities_are_part_of_no_measurement() -> None:
     found = of_spans([span("weight_sync", "transfer", 0, 1)], model="m", device="d", source="s")
     assert found == []
+
+
+@given(st.integers(0, 3), st.integers(1, 8), st.integers(1, 10**9))
+def test_what_ranks_do_together_is_counted_only_where_there_are_several(stage: int, ranks: int, size: int) -> None:
+    found = {
+        "optimizer": optimizer_quantities(size, 4.0 * size, stage, ranks),
+        "grad_sync": grad_sync_quantities(4.0 * size, stage, ranks),
+        "update_host": update_quantities(4, 100, 2, ranks),
+    }
+    for op, quantities in found.items():
+        assert quantities.keys() <= set(QUANTITIES[op])
+        assert all(value > 0 for value in quantities.values())
+    gathered = found["optimizer"].get("gathered_bytes", 0.0)
+    assert gathered == pytest.approx(4.0 * size * (ranks - 1) / ranks if stage in (1, 2) else 0.0)
+    assert found["update_host"].get("peers", 0.0) == ranks - 1
 
 
 points = st.sampled_from(sorted(OPS)).flatmap(

@@ -119,6 +119,44 @@ def test_a_run_that_finished_nothing_has_a_page(tmp_path: Path) -> None:
     assert "out of memory" in Page(tmp_path / "report.html").text
 
 
+def lossy(timeline: Timeline, origin: str, lost_s: float) -> Timeline:
+    faults = [
+        {"at_s": 2.0, "kind": "trainer_lost", "target": "actor.train[0]", "recovery": "restart_from_checkpoint",
+         "lost_s": lost_s, "lost_tokens": 184, "lost_samples": 23, "steps": 2},
+        {"at_s": 3.0, "kind": "straggler", "target": "<b>", "recovery": None},
+    ]  # fmt: skip
+    samples = {"issued": 1300, "trained": 1200, "lost": 23, "buffered": 77}
+    host = {"memory_bytes": 16e9, "load_average": 5.7060546875}
+    header = msgspec.structs.replace(
+        timeline.header, origin=origin, faults=faults, lost_s=lost_s, samples=samples, host=host
+    )
+    return msgspec.structs.replace(timeline, header=header)
+
+
+def test_the_page_of_a_run_tells_its_faults_and_what_became_of_its_samples(tmp_path: Path) -> None:
+    timeline = lossy(MEASURED, "measured", 1.5)
+    write_run_report(timeline, summarise(timeline), tmp_path / "report.html")
+    text = Page(tmp_path / "report.html").text
+    assert "2.00 s trainer_lost actor.train[0] restart from checkpoint 1.50 s 184 23 2" in text
+    assert "3.00 s straggler <b> – – – – –" in text
+    assert "Samples: 1,300 issued, 1,200 trained, 23 lost, 77 left in the buffer." in text
+    assert "memory: 16.00 GB load average: 5.71" in text
+    write_run_report(MEASURED, summarise(MEASURED), tmp_path / "report.html")
+    calm = Page(tmp_path / "report.html").text
+    assert "trainer_lost" not in calm and "Samples:" not in calm
+
+
+def test_the_page_of_a_comparison_sets_what_faults_cost_beside_its_prediction(tmp_path: Path) -> None:
+    measured = [lossy(MEASURED, "measured", seconds) for seconds in (1.0, 2.0)]
+    page, _ = comparison_page(tmp_path, *measured, predicted=lossy(PREDICTED, "simulated", 1.25))
+    assert "lost to faults, time 1.25 s 1.50 s" in page.text
+    assert "faults 2 2" in page.text
+    page, _ = comparison_page(tmp_path, MEASURED)
+    assert "lost to faults" not in page.text and "versions between" not in page.text
+    ends = [f"{summarise(timeline)['makespan_s']:.2f} s" for timeline in (PREDICTED, MEASURED)]
+    assert f"the whole run {' '.join(ends)}" in page.text
+
+
 def test_an_error_is_told_from_noise() -> None:
     def row(error: float | None, noise: float | None) -> Row:
         return Row(predicted=1.0, measured=1.0, error=error, noise=noise, noise_kind="")

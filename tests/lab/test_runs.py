@@ -54,6 +54,31 @@ def test_a_killed_run_keeps_its_finished_steps_and_says_that_it_was_interrupted(
     assert list(timeline.spans) == spans(2)
 
 
+@pytest.mark.parametrize(("file", "line"), [
+    ("spans.jsonl", b"{broken"), ("spans.jsonl", b'{"span_id": 3}'), ("spans.jsonl", b"\xff"),
+    ("learning.jsonl", b"{broken"), ("learning.jsonl", b"[1]"), ("learning.jsonl", b'{"reward": 1}'), ("learning.jsonl", b"\xff"),
+])  # fmt: skip
+def test_a_damaged_line_is_told_with_its_place(tmp_path: Path, file: str, line: bytes) -> None:
+    folder = runs.begin(tmp_path, SCENARIO, "measured")
+    (folder / "spans.jsonl").write_bytes(b"\n".join(msgspec.json.encode(span) for span in spans(2)) + b"\n")
+    (folder / "learning.jsonl").write_bytes(b'{"step": 0}\n')
+    with (folder / file).open("ab") as end:
+        end.write(line + b"\n")
+    number = len((folder / file).read_bytes().splitlines())
+    with pytest.raises(InputError, match=f"line {number} of {file} is damaged"):
+        runs.read(folder)
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    (b"", b""), (b"one\n", b"one\n"), (b"one\ntw", b"one\n"), (b"on", b""), (b"one\n\n", b"one\n\n"),
+])  # fmt: skip
+def test_a_half_written_line_is_cut_off(tmp_path: Path, before: bytes, after: bytes) -> None:
+    runs.mend(tmp_path / "absent")
+    (tmp_path / "file").write_bytes(before)
+    runs.mend(tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == after
+
+
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"[1", b'{"header": {"scenario": 3}}'])
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
@@ -111,3 +136,25 @@ def test_a_write_that_fails_leaves_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         runs.write_atomically(tmp_path / "run.json", "text")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("file", "content", "stays"), [
+    (None, b"", False), ("log.jsonl", b"{}\n", False), ("spans.jsonl", b"", False), ("spans.jsonl", b"half", False),
+    ("spans.jsonl", b"{}\n", True), ("learning.jsonl", b"{}\n", True),
+])  # fmt: skip
+def test_a_run_that_is_refused_before_its_first_step_leaves_no_folder(
+    tmp_path: Path, file: str | None, content: bytes, stays: bool
+) -> None:
+    folder = runs.begin(tmp_path, SCENARIO, "measured")
+    if file is not None:
+        (folder / file).write_bytes(content)
+    with pytest.raises(InputError), runs.locked(folder), runs.gone_if_refused(folder):
+        raise InputError(problem="there is no Ray")
+    assert folder.exists() == stays
+
+
+def test_another_error_leaves_the_folder(tmp_path: Path) -> None:
+    folder = runs.begin(tmp_path, SCENARIO, "measured")
+    with pytest.raises(KeyError), runs.gone_if_refused(folder):
+        raise KeyError("x")
+    assert folder.is_dir()

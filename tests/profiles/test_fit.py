@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from lab.errors import InputError
-from lab.measurement import Measurement
+from lab.measurement import Measurement, grad_sync_quantities, optimizer_quantities, update_quantities
 from profiles.fit import fit
 from profiles.formula import FORMULAS, terms
 
@@ -109,3 +109,50 @@ def test_a_hole_in_the_numbers_of_threads_ends_what_is_known() -> None:
     whole = points((1e-4, 1e-10, 1e-10))
     three = [structs.replace(point, threads=3, seconds=point.seconds / 2) for point in whole]
     assert fit([*whole, *three], name="p", source={}).ops["forward"].threads == ()
+
+
+PAIR = {
+    "optimizer": lambda size, stage: optimizer_quantities(size // 4, float(size), stage, 2),
+    "grad_sync": lambda size, stage: grad_sync_quantities(float(size), stage, 2),
+}
+
+
+@pytest.mark.parametrize("op", PAIR)
+@given(coefficients=st.lists(st.floats(1e-10, 1e-8), min_size=7, max_size=7))
+def test_two_sizes_without_zero_and_with_its_first_stage_tell_what_two_ranks_cost(
+    op: str, coefficients: list[float]
+) -> None:
+    """What a short sweep has of two ranks; with one size alone it cannot be told."""
+    each = dict(zip(FORMULAS[op], coefficients, strict=False))
+    each |= {name: 1e6 * value for name, value in each.items() if name in ("each", "gathers")}
+
+    def point(size: int, stage: int) -> Measurement:
+        quantities = PAIR[op](size, stage)
+        seconds = sum(each[name] * value for name, value in terms(op, quantities).items())
+        return Measurement(op=op, quantities=quantities, seconds=seconds)
+
+    whole = [point(size, stage) for size in (3_215_872, 19_018_752) for stage in (0, 1)]
+    found = fit(whole, name="p", source={}).ops[op]
+    for one in [*whole, point(10_000_000, 1)]:
+        assert found.seconds(terms(op, one.quantities)) == pytest.approx(one.seconds, rel=1e-6)
+    with pytest.raises(InputError, match="measure"):
+        fit(whole[:2], name="p", source={})
+
+
+def test_runs_of_one_trainer_with_two_ranks_leave_no_op_undetermined() -> None:
+    """What its ranks tell each other is the same in every update; with what was measured of one rank it is told apart."""
+    alone = [
+        Measurement(op="optimizer", quantities=optimizer_quantities(size, 4.0 * size, 0, 1), seconds=1e-9 * size + 1e-3)
+        for size in (803_968, 4_754_688)
+    ]
+    together = Measurement(op="optimizer", quantities=PAIR["optimizer"](3_215_872, 1), seconds=6e-3)
+    found = fit([*alone, together], name="p", source={}).ops["optimizer"]
+    for point in (*alone, together):
+        assert found.seconds(terms("optimizer", point.quantities)) == pytest.approx(point.seconds, rel=1e-6)
+    hosts = [
+        Measurement(op="update_host", quantities=update_quantities(n, 50 * n + k, m, 2), seconds=1e-3 * m + 1e-4 * n)
+        for n, m, k in ((8, 1, 0), (16, 2, 90), (32, 2, 7), (64, 4, 400), (24, 1, 33), (12, 3, 5))
+    ]
+    found = fit(hosts, name="p", source={}).ops["update_host"]
+    for point in hosts:
+        assert found.seconds(terms("update_host", point.quantities)) == pytest.approx(point.seconds, rel=1e-3)

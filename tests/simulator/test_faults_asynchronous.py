@@ -89,6 +89,18 @@ def test_an_empty_buffer_loses_nothing_and_a_full_one_what_is_in_it() -> None:
     assert (timeline.header.samples["lost"] > 0) == (fault["lost_tokens"] > 0)
 
 
+def test_no_batch_is_made_before_another_buffer_stands_there() -> None:
+    """It is missed, and started; what ends until then is lost with it."""
+    made = sorted(span.start_s for span in CALM.stages() if span.stage == "reward" and span.step == 2)[0]
+    at, away = made - 1.0, 15.0
+    timeline = play({"kind": "buffer_lost", "at": at} | QUICKLY)
+    scored = [span.start_s for span in timeline.stages() if span.stage == "reward"]
+    assert any(start < at for start in scored) and not any(at < start < at + away for start in scored)
+    assert min(start for start in scored if start > at) > at + away
+    waiting = play({"kind": "buffer_lost", "at": at, "detect": 0.0, "start": 0.0})
+    assert timeline.header.samples["lost"] > waiting.header.samples["lost"] > 0
+
+
 def test_a_lost_trainer_takes_the_run_back_and_its_samples_with_it() -> None:
     saved = max(span.end_s for span in CALM.stages() if span.stage == "checkpoint" and span.step == 1)
     timeline = play({"kind": "trainer_lost", "target": "actor.train[0]", "at": saved + 60.0} | QUICKLY)

@@ -1,14 +1,16 @@
 """Training in a simulation: its time follows token sums and the fullest rank; pipelines, adapters and syncs show."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.accounts import accounts
-from lab.load import load
+from lab.load import load, parse
 from lab.scenario import Scenario
 from lab.timeline import Span, Timeline
-from profiles.profile import datasheet
+from profiles.formula import FORMULAS
+from profiles.profile import OpProfile, Profile, Range, datasheet
 from simulator.run import simulate
 
 BIG = load("scenarios/ppo-7b-16gpu.yaml").model_dump(mode="json", by_alias=True) | {"num_steps": 1}
@@ -102,3 +104,40 @@ def test_resharding_and_conversion_show_apart_from_the_transfer() -> None:
     assert names == {"train": ["reshard", "transfer"], "generate": ["transfer", "convert", "engine_rebuild"]}
     ends = {span.end_s for span in timeline.stages() if span.stage == "weight_sync"}
     assert len(ends) == 1, "the trainer is held until the last engine is ready"
+
+
+def on_cores(ranks: int, stage: int, **costs: dict[str, float]) -> Timeline:
+    """Two cores; these ops cost what is said, the others what the datasheet says."""
+    text = Path("scenarios/grpo-two-engines.yaml").read_text()
+    scenario = parse(text.replace("data_parallel: 2, zero_stage: 1", f"data_parallel: {ranks}, zero_stage: {stage}"))
+    anything = Range(low=0, high=1e12)
+    fitted = {
+        op: OpProfile(
+            coefficients=each, ranges=dict.fromkeys(FORMULAS[op], anything), points=9, residual_median=0, residual_p90=0
+        )
+        for op, each in costs.items()
+    }
+    profile = Profile(name="m", device="cpu-core", kind="measured", models=("tiny-llama",), ops=fitted)
+    return simulate(scenario, {"cpu-core": profile})
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_ranks_on_cores_pay_for_what_they_tell_each_other(stage: int) -> None:
+    """Gradients in every mini-batch, with ZeRO 1 and 2 the weights that others changed, and once what they learnt."""
+    costs = {
+        "grad_sync": {"each": 0.25, "zero1_bytes": 0.5 / 3_215_872}, "optimizer": {"each": 0.125, "gathers": 1.0},
+        "update_host": {"each": 0.0625, "peers": 2.0},
+    }  # fmt: skip
+    two, one = (on_cores(ranks, stage, **costs) for ranks in (2, 1))
+
+    def durations(timeline: Timeline, op: str) -> list[float]:
+        return [span.seconds for span in ops(timeline, "update_actor", op)]
+
+    number = len(ops(two, "update_actor", "optimizer"))
+    assert durations(two, "optimizer") == pytest.approx([1.125 if stage else 0.125] * number)
+    assert durations(two, "grad_sync") == pytest.approx([0.75 if stage == 1 else 0.25] * number)
+    assert durations(one, "optimizer") == pytest.approx([0.125] * (number // 2)) and number
+    for timeline, host in ((two, 2.0625), (one, 0.0625)):
+        for stage_span in (span for span in timeline.stages() if span.stage == "update_actor"):
+            last = max(span.end_s for span in timeline.spans if span.span_id.startswith(f"{stage_span.span_id}#"))
+            assert stage_span.end_s - last == pytest.approx(host)

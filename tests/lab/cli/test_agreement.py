@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.cli import agreement
 from lab.cli.agreement import HELD_OUT, Row, Unfinished, cases, judge, page
 from lab.load import load
+from lab.scenario import Scenario
+from lab.timeline import Timeline, header_of
 from lab.wiring import build
 
 SHIPPED = Path(__file__).parents[3] / "scenarios"
@@ -59,3 +63,22 @@ def test_a_run_that_does_not_end_costs_no_other_scenario_its_verdict(monkeypatch
     assert failed == {"grpo": "no engine (runs/x)"}
     said = page(rows, failed, 1)
     assert "1 of 1 within their bounds" in said and "- grpo did not end: no engine" in said
+
+
+def test_whoever_ends_one_run_ends_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C in one of the runs is no failure of it, after which the next one would begin."""
+    begun: list[str] = []
+
+    def measured(scenario: Scenario, out: Path) -> tuple[Timeline, dict[str, str]]:
+        begun.append(scenario.name)
+        header = msgspec.structs.replace(header_of(scenario, "measured"), status="cancelled")
+        return Timeline.of(header, []), {"run_dir": str(out / "run")}
+
+    monkeypatch.setattr("lab.cli.execute.measure", measured)
+    with pytest.raises(typer.Exit) as left:
+        judge(["grpo", "dpo"], 3, None, tmp_path, lambda row: None)
+    assert left.value.exit_code == 1
+    assert begun == [load(cases()["grpo"]).name]
+    assert "the run was cancelled" in capsys.readouterr().err

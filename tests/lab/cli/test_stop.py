@@ -73,9 +73,31 @@ def test_who_does_not_come_to_an_end_is_named(run: Path, capsys: pytest.CaptureF
 
 def test_nobody_runs_it(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(str(run)) == 2
-    assert "no process executes it; it says running" in capsys.readouterr().err
+    assert "no process executes it; it was interrupted" in capsys.readouterr().err
     assert ended(str(tmp_path)) == 2
     assert "not a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"header": 3}', b"\xff"])
+def test_a_damaged_header_is_said(run: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "run.json").write_bytes(content)
+    assert ended(str(run)) == 2
+    assert "no process executes it; and its run.json cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{stranger}", "", "x", "-1", "999999999"])
+def test_a_process_that_does_not_hold_the_run_is_left_alone(run: Path, text: str) -> None:
+    """Whatever the lock says: who is named in it may have ended, and its number be somebody else's."""
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    for process in holder(run, signals=1):
+        (run / "lock").write_text(text.format(stranger=stranger.pid))
+        assert ended(str(run), "--timeout", "0.1") == 2
+        assert process.poll() is None and stranger.poll() is None
+    (run / "lock").write_text(str(stranger.pid))
+    assert ended(str(run)) == 2
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
 
 
 def test_two_runs_do_not_share_a_folder(run: Path) -> None:

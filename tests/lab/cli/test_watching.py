@@ -1,6 +1,7 @@
 """What is asked of watching at the command line: wrong questions are refused before anything starts."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ import pytest
 from lab.cli import app, told
 from lab.cli.dashboard import FILES
 from lab.cli.execute import progress
+from lab.cli.watching import Asked, watch
+from lab.load import load
+from lab.runs import begin
 
 QUICK = "scenarios/quickstart.yaml"
 
@@ -39,20 +43,40 @@ def test_files_that_watch_are_written(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "- a:1" in (tmp_path / "new" / FILES[2]).read_text() and "- b:2" in (tmp_path / "new" / FILES[2]).read_text()
 
 
+@pytest.mark.parametrize(
+    "target", ["foo", "a:b", "http://x:1", "x:1/metrics", "x:0", "x:65536", ":9464", "a b:1", "", "::1:9464"]
+)
+def test_a_target_that_prometheus_would_refuse_is_refused(
+    tmp_path: Path, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status("dashboard", str(tmp_path / "new"), "--target", "ok-host.example:9464", "--target", target) == 2
+    assert f"--target: {target!r} is no address" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1:9464", "[::1]:9464", "node_1.lab:1"])
+def test_other_targets_are_taken(tmp_path: Path, target: str) -> None:
+    assert status("dashboard", str(tmp_path), "--target", target) == 0
+
+
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert status("dashboard", str(tmp_path / "file")) == 2
     assert "name a folder that can be written" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("columns", ["160", "80"])
 def test_a_terminal_shows_steps_stage_time_left_and_numbers(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1"), monkeypatch.setenv("COLUMNS", "160")
-    with progress(8, lambda: "3 samples/s · reward 0.5") as step:
-        step("rollout", 2)
-    shown = capsys.readouterr().err
-    assert all(text in shown for text in ("rollout", "2/8", "ETA", "3 samples/s · reward 0.5"))
+    """All of it, on a narrow one too."""
+    monkeypatch.setenv("FORCE_COLOR", "1"), monkeypatch.setenv("COLUMNS", columns)
+    numbers = "42.1 samples/s · 3.24e+03 tokens/s · reward 0.00699 · loss -0.13 · KL 0.12 · lag 0.96"
+    with progress(100, lambda: numbers) as step:
+        step("update_actor", 22)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err).replace("\n", "")
+    assert all(text in shown for text in ("update_actor", "22/100", "ETA", "-:--:--"))
+    assert numbers.replace(" ", "") in shown.replace(" ", "")
 
 
 def test_what_is_no_terminal_shows_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,3 +84,14 @@ def test_what_is_no_terminal_shows_nothing(capsys: pytest.CaptureFixture[str], m
     with progress(8) as step:
         assert step is None
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("port", "place"), [("0", "http://127.0.0.1:"), ("[::1]:0", "http://[::1]:")])
+def test_a_port_that_the_system_chose_is_told(
+    tmp_path: Path, port: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = load(QUICK)
+    with watch(chosen, begin(tmp_path, chosen, "measured"), Asked(metrics_port=port, no_metrics=False)) as watched:
+        assert watched.address is not None and watched.address[1] > 0
+        said = capsys.readouterr().err
+        assert f"{place}{watched.address[1]}/metrics" in said
