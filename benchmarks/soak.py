@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -35,8 +35,11 @@ ROOT = Path(__file__).resolve().parents[1]
 LAB = [sys.executable, "-c", "from lab.cli import app; app()"]
 GROWTH = 0.02
 """of a process after its warm-up, at most"""
+KEPT_BYTES, RAY = 128 * 2**10, ("gcs_server", "raylet")
+"""what Ray's two servers may keep besides of every process that they have started meanwhile, whoever uses them"""
 WARM_S, JUDGED_S = 60.0, 60.0
-"""a process's warm-up, and what has to follow for its memory to be judged"""
+"""a process's warm-up, and what has to follow for its memory to be judged. A worker's begins once it works, with models
+loaded; that of a process which outlasts them once the run has been back at a checkpoint for the first time"""
 SAMPLE_S, START_TIMEOUT_S, STOP_TIMEOUT_S = 2.0, 300.0, 120.0
 SHARED = Path("/dev/shm")
 FAULTS = [
@@ -64,31 +67,43 @@ class Process:
 
     name: str
     begun_s: float
+    working_s: float | None = None
+    """when its warm-up began; None: with the process"""
     resident: list[tuple[float, int]] = field(default_factory=list)
     """(seconds, bytes), without what is shared with others: Ray's object store appears in all who have used it"""
 
     @property
-    def judged(self) -> list[int]:
-        return [size for at, size in self.resident if at - self.begun_s >= WARM_S]
+    def judged(self) -> list[tuple[float, int]]:
+        warm = (self.begun_s if self.working_s is None else self.working_s) + WARM_S
+        return [(at, size) for at, size in self.resident if at >= warm]
+
+    @property
+    def thirds(self) -> tuple[list[tuple[float, int]], list[tuple[float, int]]] | None:
+        """The first and the last of what follows the warm-up; None where that is too short."""
+        found = self.judged
+        if not found or found[-1][0] - found[0][0] < JUDGED_S - SAMPLE_S:
+            return None
+        third = len(found) // 3
+        return found[:third], found[-third:]
 
     @property
     def growth(self) -> float | None:
-        """Of the last third of what follows the warm-up against the first; None where that is too short."""
-        sizes = self.judged
-        if len(sizes) * SAMPLE_S < JUDGED_S:
+        """Of the median of the last third against that of the first."""
+        if self.thirds is None:
             return None
-        third = len(sizes) // 3
-        return median(sizes[-third:]) / median(sizes[:third]) - 1
+        first, last = (median(size for _, size in part) for part in self.thirds)
+        return last / first - 1
 
 
 class Memory:
     """Samples the resident memory of a run's processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: Collection[str] = ()) -> None:
+        """`workers`: the names of those that are begun anew where one is lost; everything else outlasts them."""
         self.processes: dict[int, Process] = {}
+        self._workers, self._trainers = workers, dict[str, int]()
 
-    def look(self, family: Sequence[psutil.Process], names: dict[int, str]) -> None:
-        now = time.monotonic()
+    def look(self, family: Sequence[psutil.Process], names: dict[int, str], now: float) -> None:
         for process in family:
             try:
                 memory, pid = process.memory_info(), process.pid
@@ -96,8 +111,33 @@ class Memory:
                 known = self.processes.setdefault(pid, Process(name=names.get(pid, process.name()), begun_s=now))
             except psutil.Error:
                 continue
-            known.name = names.get(pid, known.name)
             known.resident.append((now, size))
+        self.name(names, now)
+
+    def name(self, names: dict[int, str], now: float) -> None:
+        """These processes work now, under these names."""
+        for pid, name in names.items():
+            if (known := self.processes.get(pid)) is None:
+                continue
+            known.name = name
+            if name in self._workers and known.working_s is None:
+                known.working_s = now
+            if ".train[" in name and self._trainers.setdefault(name, pid) != pid:
+                self._back(now)
+
+    def _back(self, now: float) -> None:
+        """The run has been back at a checkpoint, for the first time perhaps."""
+        for process in self.processes.values():
+            if process.name not in self._workers and process.working_s is None:
+                process.working_s = max(now, process.begun_s)
+
+    def allowed(self, process: Process) -> float:
+        """How much a process may grow, as a share."""
+        if process.thirds is None or process.name not in RAY:
+            return GROWTH
+        (since, _), (until, _) = (part[len(part) // 2] for part in process.thirds)
+        begun = sum(since < one.begun_s <= until for one in self.processes.values())
+        return GROWTH + begun * KEPT_BYTES / median(size for _, size in process.thirds[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +155,14 @@ def soak(folder: Path, seconds: float, seed: int) -> Soaked:
     """Runs, watches, stops and looks at what is left. `folder` has to have a short name."""
     chosen, shared = scenario(seed), set(SHARED.iterdir())
     (folder / "soak.yaml").write_text(dump(chosen))
-    out, memory = folder / "runs", Memory()
+    out, memory = folder / "runs", Memory(list(chosen.workers))
     attempt = Attempt([str(folder / "soak.yaml"), "--out", str(out), "--no-metrics", "--no-tracking"], folder / "log")
     wait_until(lambda: attempt.process.poll() is not None or any(out.glob("*/spans.jsonl")), START_TIMEOUT_S)
     (run,) = out.iterdir()
     begun = time.monotonic()
     while time.monotonic() - begun < seconds and attempt.process.poll() is None:
         names = {pid: name for name, pid in processes.read(run).items()}
-        memory.look(attempt.family(), names)
+        memory.look(attempt.family(), names, time.monotonic())
         time.sleep(SAMPLE_S)
     stopped = subprocess.run([*LAB, "stop", str(run)], capture_output=True, text=True, cwd=ROOT)
     attempt.process.wait(STOP_TIMEOUT_S)
@@ -141,7 +181,7 @@ def _left(attempt: Attempt, run: Path, shared: set[Path]) -> Iterator[str]:
     except TimeoutError:
         yield from (f"process {process.pid} is left" for process in attempt.family())
     for path in set(SHARED.iterdir()) - shared:
-        if path.exists() and path.stat().st_uid == os.getuid():
+        if path.exists() and path.stat().st_uid == os.getuid() and not _is_used(path):
             yield f"{path} is left"
     for path in run.rglob("*"):
         if path.name.startswith(".") or path.suffix in (".part", ".tmp") or path.name == processes.FILE:
@@ -149,6 +189,17 @@ def _left(attempt: Attempt, run: Path, shared: set[Path]) -> Iterator[str]:
     for path in run.glob("*.jsonl"):
         if not path.read_bytes().endswith(b"\n"):
             yield f"{path.name} ends in the middle of a line"
+
+
+def _is_used(path: Path) -> bool:
+    """Whether a process has a file of shared memory open: it is somebody else's, for those of the run have ended."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if str(path) in maps.read_text():
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def _accounts(chosen: Scenario, timeline: Timeline) -> list[str]:
@@ -160,8 +211,8 @@ def _accounts(chosen: Scenario, timeline: Timeline) -> list[str]:
 
 def _grown(memory: Memory) -> Iterator[str]:
     for pid, process in memory.processes.items():
-        if (growth := process.growth) is not None and growth > GROWTH:
-            yield f"{process.name} ({pid}) grew by {growth:.1%}"
+        if (growth := process.growth) is not None and growth > (allowed := memory.allowed(process)):
+            yield f"{process.name} ({pid}) grew by {growth:.1%}, {allowed:.1%} at most"
 
 
 def lines(found: Soaked) -> Iterator[str]:
@@ -173,12 +224,13 @@ def lines(found: Soaked) -> Iterator[str]:
     yield ""
     yield f"Back to a checkpoint {len(back)} times; samples {header.samples}."
     yield ""
-    yield "| process | judged for | resident | growth |"
-    yield "|---|---|---|---|"
+    yield "| process | judged for | resident | growth | at most |"
+    yield "|---|---|---|---|---|"
     for process in found.memory.processes.values():
         if (growth := process.growth) is not None:
-            span_s, size = len(process.judged) * SAMPLE_S, median(process.judged) / 2**20
-            yield f"| {process.name} | {span_s:.0f} s | {size:.0f} MiB | {growth:+.2%} |"
+            (since, *_), size = process.judged, median(size for _, size in process.judged) / 2**20
+            told = f"{process.resident[-1][0] - since[0]:.0f} s | {size:.0f} MiB | {growth:+.2%}"
+            yield f"| {process.name} | {told} | {found.memory.allowed(process):.1%} |"
     yield ""
     yield f"Complaints: {'; '.join(found.complaints) or 'none'}."
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from lab.faults import Fault
 from lab.timeline import Span
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Info = dict[str, Any]
 
@@ -53,7 +56,32 @@ def enter_again(worker: Any, version: int, published: Any) -> None:
 def weights_of(worker: Any) -> Any:
     """Runs in a trainer's process, on all ranks together: what it publishes, from the first."""
     found = worker.learner.weights()
-    return {name: tensor.cpu() for name, tensor in found.items()} if worker.rank == 0 else None
+    return Weights({name: tensor.cpu() for name, tensor in found.items()}) if worker.rank == 0 else None
+
+
+class Weights(dict[str, Any]):
+    """Tensors by name. Ray takes their bytes as they lie; of tensors as such it makes several copies on the way, which
+    leaves a trainer's memory in pieces."""
+
+    def __reduce__(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]:
+        return _tensors, ({name: _bytes(tensor) for name, tensor in self.items()},)
+
+
+def _bytes(tensor: Tensor) -> tuple[Any, str, tuple[int, ...]]:
+    import torch
+
+    plain = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    return plain, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+
+
+def _tensors(parts: Mapping[str, tuple[Any, str, tuple[int, ...]]]) -> dict[str, Any]:
+    """Their own, so that they can be written to."""
+    import torch
+
+    def tensor(plain: Any, kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        return torch.from_numpy(plain.copy()).view(kind).view(shape) if plain.size else torch.empty(shape, dtype=kind)
+
+    return {name: tensor(plain, getattr(torch, kind), shape) for name, (plain, kind, shape) in parts.items()}
 
 
 def record_of(kind: str, target: str, at_s: float, way_back: str | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ class RolloutWorker:
         self.recorder = Recorder(worker.name, worker.pool)
         self.receiver = Receiver(scenario, worker, index)
         self._spec, self._prompts = scenario.spec("actor"), Prompts(scenario)
+        self._response_lengths = lru_cache(maxsize=8)(partial(drawing.response_lengths, scenario))
         self._kv_bytes_per_token = self._spec.kv_bytes_per_token(scenario.model("actor").dtype)
 
     def ready(self) -> dict[str, Any]:
@@ -255,7 +257,7 @@ class RolloutWorker:
         workload, sampling = scenario.workload, scenario.sampling
         shape = (drawing.issued(scenario), scenario.num_tried)
         texts = self._prompts.at(step, prompts)
-        lengths = drawing.response_lengths(scenario, step, shape[0])
+        lengths = self._response_lengths(step, shape[0])
         heats = drawing.temperatures(scenario, step, shape)[chosen] if temperatures is None else temperatures
         seeds = uniform(scenario.seed, _SAMPLING_STREAM, step, chosen[:, None], np.arange(shape[1])[None, :])
         longest, stop = (workload.response_tokens.max, self._stop) if workload.end == "eos" else (0, ())

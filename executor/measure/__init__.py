@@ -26,10 +26,10 @@ def measure(
     identity: dict[str, Any],
     fresh: bool = False,
 ) -> Found:
-    """Measurements of every op on the cores of this machine; about 90 s where quick, else some seven minutes.
+    """Measurements of every op on the cores of this machine; about 110 s where quick, else some seven minutes.
 
     What is measured is in the file `journal` at once; a sweep of the same `identity` (machine, software) that was
-    interrupted goes on after its last unit, unless `fresh`. Quick measures one architecture in three rounds.
+    interrupted goes on after its last unit, unless `fresh`. Quick measures one architecture in three rounds, and two ranks.
     Seconds are medians of repeats.
     """
     kept = Journal.open(journal, _whole(identity, arch, quick), fresh)

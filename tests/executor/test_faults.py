@@ -1,5 +1,6 @@
 """Real workers that are killed or hang in the middle of a run: it finishes, and every sample and step is accounted for."""
 
+import asyncio
 import json
 import os
 import signal
@@ -14,6 +15,8 @@ import pytest
 from benchmarks.kills import state
 from executor import checkpoint, injecting, processes
 from executor.fault_limits import limits
+from executor.loss import Loss
+from executor.recovery import Recovery
 from executor.run import execute
 from lab import runs
 from lab.dataflow import conforms
@@ -151,6 +154,31 @@ def test_who_dies_without_being_covered_ends_the_run(local_ray: None, scenario: 
     header = execute(chosen, tmp_path).header
     assert header.status == "failed" and "reference.score[0] died" in header.error
     assert len(runs.finished_rows(tmp_path)) == len(header.learning) >= 2
+
+
+def test_a_spare_works_until_the_engine_that_it_replaces_takes_samples_again(scenario: Make, tmp_path: Path) -> None:
+    """Also while that one is back and waits for new weights, which nobody might bring about otherwise."""
+    engines = {"actor.generate": [{"pool": "all", "engines": 2, "threads": 1}]}
+    fault = {
+        "kind": "worker_lost",
+        "mtbf": 1e9,
+        "target": ENGINE,
+        "recovery": "redundant",
+        "spare": "actor.generate[0]",
+    }
+    chosen = scenario("grpo-two-engines", place=engines).replace({"faults": [fault]})
+
+    async def seen() -> list[list[str]]:
+        recovery, found = Recovery(chosen, tmp_path), []
+        found.append(recovery.working())
+        recovery.losses[ENGINE] = Loss(name=ENGINE, fault=chosen.faults[0], at=0.0, record={})
+        found.append(recovery.working())
+        recovery.joining.add(recovery.losses.pop(ENGINE).name)
+        found.append(recovery.working())
+        recovery.joining.clear()
+        return [*found, recovery.working()]
+
+    assert asyncio.run(seen()) == [[ENGINE], ["actor.generate[0]"], ["actor.generate[0]"], [ENGINE]]
 
 
 STATED = {"kind": "worker_lost", "at": 5.0, "target": "actor.generate[0]", "recovery": "restart"}

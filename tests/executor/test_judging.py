@@ -1,5 +1,6 @@
 """Scorers as the driver of a run calls them."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,23 @@ def test_a_head_is_handed_nothing_by_engines(scenario: Make) -> None:
     chosen = judged_by(scenario, {"kind": "model", "shares_trunk": True}, schedule={"scoring": "sample"}, **like)
     judges = Judges(build(chosen), {"reward": ["head"], "reference": ["trunk"]}, head=True)
     assert judges.sinks == ["trunk"]
+
+
+def test_scorers_wait_for_what_hands_samples_on_to_them(scenario: Make) -> None:
+    judges = Judges(build(scenario("quickstart", schedule={"scoring": "sample"})), {"reward": ["a"]}, head=False)
+
+    async def waited() -> None:
+        later = asyncio.create_task(judges.sources_ended("reward", 1))
+        judges.ended("rollout", 0)
+        await judges.sources_ended("reward", 0)
+        await asyncio.sleep(0)
+        assert not later.done()
+        judges.ended("rollout", 1)
+        await later
+        await judges.sources_ended("reward", 1)
+
+    asyncio.run(waited())
+    assert judges._awaited == {}, "the driver remembers no step that has ended"
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.soak import Memory, Process, lines, soak
+from benchmarks.soak import GROWTH, KEPT_BYTES, Memory, Process, lines, soak
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "1200"))
 
@@ -28,11 +28,38 @@ def test_a_run_survives_random_faults(short_path: Path) -> None:
     assert len(found.timeline.header.learning) > SECONDS / 20
 
 
+def sized(name: str, sizes: Callable[[float], float], seconds: int = 200, begun_s: float = 0.0) -> Process:
+    resident = [(begun_s + at, int(sizes(at))) for at in range(0, seconds, 2)]
+    return Process(name=name, begun_s=begun_s, resident=resident)
+
+
 def test_growth_is_that_after_the_warm_up() -> None:
-    warming = [(float(at), 100 + at) for at in range(0, 60, 2)]
-    flat = Process(name="driver", begun_s=0.0, resident=warming + [(float(at), 1000) for at in range(60, 200, 2)])
-    assert flat.growth == 0.0
-    leaks = Process(name="driver", begun_s=0.0, resident=[(float(at), 1000 + at) for at in range(0, 200, 2)])
-    assert leaks.growth is not None and leaks.growth > 0.05
-    assert Process(name="young", begun_s=0.0, resident=warming).growth is None
+    assert sized("driver", lambda at: 1000 if at >= 60 else 100 + at).growth == 0.0
+    leaks = sized("driver", lambda at: 1000 + at)
+    assert leaks.growth is not None
+    assert leaks.growth > 0.05
+    assert sized("young", lambda at: 100 + at, seconds=100).growth is None
     assert Memory().processes == {}
+
+
+def test_a_worker_is_warm_a_while_after_it_works_and_the_rest_after_the_first_way_back() -> None:
+    memory = Memory(["actor.train[0]"])
+    memory.processes = {pid: sized("python", lambda at: 1000 + at, 300) for pid in (1, 2, 3)}
+    memory.name({1: "driver", 2: "actor.train[0]"}, 20.0)
+    assert [process.judged[0][0] for process in memory.processes.values()] == [60.0, 80.0, 60.0]
+    memory.name({1: "driver", 2: "actor.train[0]"}, 30.0)
+    memory.name({1: "driver", 3: "actor.train[0]"}, 100.0)
+    assert [process.judged[0][0] for process in memory.processes.values()] == [160.0, 80.0, 160.0]
+    memory.name({1: "driver", 2: "actor.train[0]"}, 150.0)
+    assert memory.processes[1].judged[0][0] == 160.0, "only the first way back is a warm-up"
+
+
+def test_what_ray_keeps_of_each_process_is_allowed_to_its_servers_alone() -> None:
+    memory = Memory()
+    memory.processes = {
+        1: sized("raylet", lambda at: 15e6 + 1e3 * at, 600), 2: sized("driver", lambda at: 1e8, 600),
+        3: sized("worker", lambda at: 1e8, 300, begun_s=300.0), 4: sized("worker", lambda at: 1e8, 590, begun_s=10.0),
+    }  # fmt: skip
+    raylet, driver = memory.processes[1], memory.processes[2]
+    assert memory.allowed(driver) == GROWTH
+    assert memory.allowed(raylet) == pytest.approx(GROWTH + KEPT_BYTES / 15.15e6, rel=1e-2), "one was started meanwhile"

@@ -122,7 +122,10 @@ def in_terminal(code: str, *arguments: str) -> tuple[int, int]:
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-c", code, *arguments])
-    assert b"begun" in os.read(terminal, 100)
+    said = b""
+    while not said.endswith(b"\n"):
+        said += os.read(terminal, 100)
+    assert said.strip() == b"begun"
     return pid, terminal
 
 
