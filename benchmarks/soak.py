@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -67,8 +67,10 @@ class Process:
 
     name: str
     begun_s: float
+    is_actor: bool = False
+    """it is begun anew where it is lost; everything else outlasts it"""
     working_s: float | None = None
-    """when its warm-up began; None: with the process"""
+    """when its warm-up began; None: with the process, and that of an actor has not"""
     resident: list[tuple[float, int]] = field(default_factory=list)
     """(seconds, bytes), without what is shared with others: Ray's object store appears in all who have used it"""
 
@@ -80,7 +82,7 @@ class Process:
     @property
     def thirds(self) -> tuple[list[tuple[float, int]], list[tuple[float, int]]] | None:
         """The first and the last of what follows the warm-up; None where that is too short."""
-        found = self.judged
+        found = self.judged if self.working_s is not None or not self.is_actor else []
         if not found or found[-1][0] - found[0][0] < JUDGED_S - SAMPLE_S:
             return None
         third = len(found) // 3
@@ -98,20 +100,20 @@ class Process:
 class Memory:
     """Samples the resident memory of a run's processes."""
 
-    def __init__(self, workers: Collection[str] = ()) -> None:
-        """`workers`: the names of those that are begun anew where one is lost; everything else outlasts them."""
+    def __init__(self) -> None:
         self.processes: dict[int, Process] = {}
-        self._workers, self._trainers = workers, dict[str, int]()
+        self._trainers: dict[str, int] = {}
 
     def look(self, family: Sequence[psutil.Process], names: dict[int, str], now: float) -> None:
         for process in family:
             try:
                 memory, pid = process.memory_info(), process.pid
-                size = memory.rss - memory.shared
+                size, title = memory.rss - memory.shared, " ".join(process.cmdline())
                 known = self.processes.setdefault(pid, Process(name=names.get(pid, process.name()), begun_s=now))
             except psutil.Error:
                 continue
             known.resident.append((now, size))
+            known.is_actor = known.is_actor or title.startswith("ray::")
         self.name(names, now)
 
     def name(self, names: dict[int, str], now: float) -> None:
@@ -120,7 +122,7 @@ class Memory:
             if (known := self.processes.get(pid)) is None:
                 continue
             known.name = name
-            if name in self._workers and known.working_s is None:
+            if known.is_actor and known.working_s is None:
                 known.working_s = now
             if ".train[" in name and self._trainers.setdefault(name, pid) != pid:
                 self._back(now)
@@ -128,7 +130,7 @@ class Memory:
     def _back(self, now: float) -> None:
         """The run has been back at a checkpoint, for the first time perhaps."""
         for process in self.processes.values():
-            if process.name not in self._workers and process.working_s is None:
+            if not process.is_actor and process.working_s is None:
                 process.working_s = max(now, process.begun_s)
 
     def allowed(self, process: Process) -> float:
@@ -155,7 +157,7 @@ def soak(folder: Path, seconds: float, seed: int) -> Soaked:
     """Runs, watches, stops and looks at what is left. `folder` has to have a short name."""
     chosen, shared = scenario(seed), set(SHARED.iterdir())
     (folder / "soak.yaml").write_text(dump(chosen))
-    out, memory = folder / "runs", Memory(list(chosen.workers))
+    out, memory = folder / "runs", Memory()
     attempt = Attempt([str(folder / "soak.yaml"), "--out", str(out), "--no-metrics", "--no-tracking"], folder / "log")
     wait_until(lambda: attempt.process.poll() is not None or any(out.glob("*/spans.jsonl")), START_TIMEOUT_S)
     (run,) = out.iterdir()

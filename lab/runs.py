@@ -26,6 +26,9 @@ from lab.errors import InputError
 from lab.scenario import Scenario
 from lab.timeline import Header, Span, Timeline, header_of, read_parquet, write_parquet
 
+TAIL_BYTES = 1 << 16
+"""that are looked at together from the end of a file"""
+
 
 def begin(root: Path, scenario: Scenario, origin: str) -> Path:
     """A new folder under `root` that says a run has begun. Raises InputError where none can be made."""
@@ -245,8 +248,19 @@ def whole_lines(path: Path) -> Iterator[bytes]:
 
 def mend(path: Path) -> None:
     """Cuts off the line that a process died while appending, so that the next one begins anew. Raises OSError."""
-    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
-        os.truncate(path, content.rfind(b"\n") + 1)
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        whole = size = file.seek(0, os.SEEK_END)
+        while whole:
+            start = max(whole - TAIL_BYTES, 0)
+            file.seek(start)
+            if (newline := file.read(whole - start).rfind(b"\n")) >= 0:
+                whole = start + newline + 1
+                break
+            whole = start
+    if whole < size:
+        os.truncate(path, whole)
 
 
 def finished_spans(folder: Path) -> Iterable[Span]:

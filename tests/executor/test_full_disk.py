@@ -70,10 +70,11 @@ def test_a_disk_that_fills_up_amid_a_run(scenario: Make, tmp_path: Path, left: i
     before = list(runs.finished_rows(full).values())
     assert [row["step"] for row in before] == list(range(len(before))) and len(before) >= steps
     assert 3 in checkpoint.steps(full / "checkpoints")
-    assert not [path for path in full.rglob("*") if ".part" in path.name]
+    assert not [path for path in full.rglob("*") if path.is_file() and ".part" in str(path.relative_to(full))]
     assert (kept / "second").read_text().strip() == "0", (kept / "second.txt").read_text()
     after = list(runs.finished_rows(room).values())
     assert [row["step"] for row in after] == list(range(chosen.num_steps))
     assert json.loads((room / "run.json").read_text())["header"]["status"] == "done"
     assert [row for row in after if row["step"] <= 3] == [row for row in before if row["step"] <= 3]
+    assert not [path for path in room.rglob("*") if ".part" in path.name]
     assert load(room / "scenario.yaml") == chosen

@@ -90,3 +90,21 @@ def test_what_is_stopped_says_how_far_it_was_and_lets_its_group_go(made: tuple[R
         worker.news()
         found = [number for call in here.calls for number in call]
     assert sorted(found) == [1, 3, 5, 6, 7, 8]
+
+
+def test_whoever_hears_that_it_has_turned_to_another_buffer_knows_what_went_to_the_first(
+    made: tuple[RolloutWorker, Here],
+) -> None:
+    worker, first = made
+    other, events = Here(), list[Event]()
+    worker.give(list(range(32)), [0] * 32, list(range(32)))
+    while not first.calls:
+        events += worker.news()
+    worker.deliver_to(other)
+    while len([0 for kind, _ in events if kind == "back"]) < 32:
+        events += worker.news()
+    turned = [kind for kind, _ in events].index("turned")
+    before, after = ({what[0] for kind, what in part if kind == "back"} for part in (events[:turned], events[turned:]))
+    there, here = ({number for call in buffer.calls for number in call} for buffer in (first, other))
+    assert there and here and not there & here and there | here == set(range(32))
+    assert there <= before and after <= here

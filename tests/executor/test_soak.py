@@ -42,9 +42,16 @@ def test_growth_is_that_after_the_warm_up() -> None:
     assert Memory().processes == {}
 
 
+def test_an_actor_that_is_still_loading_is_not_judged() -> None:
+    loading = sized("python", lambda at: 1000 + at)
+    loading.is_actor = True
+    assert loading.growth is None
+
+
 def test_a_worker_is_warm_a_while_after_it_works_and_the_rest_after_the_first_way_back() -> None:
-    memory = Memory(["actor.train[0]"])
+    memory = Memory()
     memory.processes = {pid: sized("python", lambda at: 1000 + at, 300) for pid in (1, 2, 3)}
+    memory.processes[2].is_actor = memory.processes[3].is_actor = True
     memory.name({1: "driver", 2: "actor.train[0]"}, 20.0)
     assert [process.judged[0][0] for process in memory.processes.values()] == [60.0, 80.0, 60.0]
     memory.name({1: "driver", 2: "actor.train[0]"}, 30.0)

@@ -69,6 +69,18 @@ def test_a_damaged_line_is_told_with_its_place(tmp_path: Path, file: str, line: 
         runs.read(folder)
 
 
+@pytest.mark.parametrize("tail", [1, 3, 4, 5, 100])
+@pytest.mark.parametrize("content", [b"", b"\n", b"cut", b"one\n", b"one\ntwo\n", b"one\ntwo\ncut", b"one\n\ncut off"])
+def test_a_file_is_mended_whatever_part_of_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, tail: int
+) -> None:
+    monkeypatch.setattr(runs, "TAIL_BYTES", tail)
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    runs.mend(path)
+    assert path.read_bytes() == b"".join(line for line in content.splitlines(keepends=True) if line.endswith(b"\n"))
+
+
 @pytest.mark.parametrize(("before", "after"), [
     (b"", b""), (b"one\n", b"one\n"), (b"one\ntw", b"one\n"), (b"on", b""), (b"one\n\n", b"one\n\n"),
 ])  # fmt: skip
