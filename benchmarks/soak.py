@@ -37,9 +37,12 @@ GROWTH = 0.02
 """of a process after its warm-up, at most"""
 KEPT_BYTES, RAY = 128 * 2**10, ("gcs_server", "raylet")
 """what Ray's two servers may keep besides of every process that they have started meanwhile, whoever uses them"""
-WARM_S, JUDGED_S = 60.0, 60.0
+WARM_S, JUDGED_S = 120.0, 60.0
 """a process's warm-up, and what has to follow for its memory to be judged. A worker's begins once it works, with models
-loaded; that of a process which outlasts them once the run has been back at a checkpoint for the first time"""
+loaded: its heap, which is not given back, has the size of the largest batch so far, and of some forty random ones few that
+follow are larger. That of a process which outlasts workers begins with the run, and anew once that has been back at a
+checkpoint for the first time.
+"""
 SAMPLE_S, START_TIMEOUT_S, STOP_TIMEOUT_S = 2.0, 300.0, 120.0
 SHARED = Path("/dev/shm")
 FAULTS = [
