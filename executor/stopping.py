@@ -83,7 +83,13 @@ def interruptible(first: Callable[[], bool]) -> Iterator[None]:
         if not orderly:
             task.cancel()
 
-    def hung_up() -> None:
+    def hung_up() -> None:  # a terminal that goes says so to its session, and to the group in front once more
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            return
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         _silence()
         signalled()
 

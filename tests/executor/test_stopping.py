@@ -137,6 +137,15 @@ def test_a_terminal_that_is_closed_ends_a_run_in_order(tmp_path: Path) -> None:
     assert (tmp_path / "ended").read_text() == "ended in order"
 
 
+def test_a_terminal_that_says_twice_that_it_goes_asks_once(tmp_path: Path) -> None:
+    pid, terminal = in_terminal(HANGS_UP, str(tmp_path / "ended"))
+    for _ in range(20):
+        os.kill(pid, signal.SIGHUP)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(terminal)
+    assert (tmp_path / "ended").read_text() == "ended in order"
+
+
 def test_a_run_under_nohup_goes_on(tmp_path: Path) -> None:
     ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)" + HANGS_UP
     command = [sys.executable, "-c", ignoring, str(tmp_path / "ended")]
