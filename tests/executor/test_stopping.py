@@ -121,6 +121,7 @@ def in_terminal(code: str, *arguments: str) -> tuple[int, int]:
     """A program in a terminal of its own, once it has said something: its process, and the terminal's other end."""
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
         os.execv(sys.executable, [sys.executable, "-c", code, *arguments])
     said = b""
     while not said.endswith(b"\n"):
