@@ -127,9 +127,8 @@ def assert_everything_is_shown(found: Prometheus, run: str) -> None:
     assert {rule["name"]: rule["health"] for rule in loaded} == dict.fromkeys(
         (r.name for r in rules(Thresholds())), "ok"
     )
-    assert {rule["state"] for rule in loaded if rule["name"] in ("ReportingStopped", "RunGone", "DeviceIdle")} == {
-        "inactive"
-    }
+    calm = ("ReportingStopped", "RunGone", "DeviceIdle")  # which a short pause makes pending at most
+    assert "firing" not in {rule["state"] for rule in loaded if rule["name"] in calm}
 
 
 def assert_labels(found: Prometheus, num_steps: int) -> None:
