@@ -21,13 +21,12 @@ from executor.experience import Samples, joined
 from executor.packing import unpack
 from executor.rewards import Columns
 from executor.services import whole
+from lab.policies.buffer import LINGER_S
 
 CALLS_AT_ONCE = 64
 """engines, scorers and trainers call it"""
 LONGEST_S = 5.0
 """that `news` waits for a sample"""
-LINGER_S = 0.25
-"""that `news` waits for others, where those that came make no batch: every answer costs the driver a millisecond"""
 
 
 class Buffer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 
 from lab.dataflow import Dataflow
 
@@ -34,6 +34,15 @@ class Ended:
         """Until this run has ended."""
         if (stage, step) not in self:
             await self._awaited.setdefault((stage, step), asyncio.Event()).wait()
+
+    async def due(self, stage: str) -> AsyncIterator[int]:
+        """The steps of a stage that have not ended, each once all has that it needs."""
+        for step in self._dataflow.steps(stage):
+            if (stage, step) in self:
+                continue
+            for needed in self._dataflow.requirements(stage, step):
+                await self.wait(*needed)
+            yield step
 
     async def whole(self, step: int) -> None:
         """Until every stage that runs in a step has ended."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from executor.calls import values
 from executor.crew import lead
+from executor.ended import Ended
 from lab.dataflow import Dataflow
 
 Info = dict[str, Any]
@@ -20,9 +20,7 @@ class Judges:
     def __init__(self, dataflow: Dataflow, scorers: Mapping[str, Sequence[Any]], *, head: bool) -> None:
         """`scorers`: actors by stage. `head`: the reward is a head on the reference's trunk."""
         self._dataflow, self._scorers, self._head = dataflow, scorers, head
-        self._ended: dict[str, int] = {}
-        """by stage the last step in which it has ended; it runs its steps in order"""
-        self._awaited: dict[tuple[str, int], asyncio.Event] = {}
+        self._ended = Ended(dataflow)
         self._led = set[str]()
         """stages whose first worker hands batches on to the others"""
         self.now: Callable[[], float] = time.monotonic
@@ -53,15 +51,12 @@ class Judges:
     def ended(self, stage: str, step: int) -> None:
         """A stage of a step has ended on all of its workers."""
         if self._dataflow.hands_on(stage):
-            self._ended[stage] = step
-            for run in [run for run in self._awaited if run[0] == stage and run[1] <= step]:
-                self._awaited.pop(run).set()
+            self._ended.add(stage, step)
 
     async def sources_ended(self, stage: str, step: int) -> None:
         """What hands its samples on to this stage one by one has handed on all of a step."""
-        for source, k in self._dataflow.streams(stage, step):
-            if k > self._ended.get(source, -1):
-                await self._awaited.setdefault((source, k), asyncio.Event()).wait()
+        for source in self._dataflow.streams(stage, step):
+            await self._ended.wait(*source)
 
     async def score(self, stage: str, step: int, samples: Mapping[int, Any]) -> tuple[list[Any], list[Info]]:
         """One reference to columns for each worker, and what they report. `samples`: references by step, once there."""

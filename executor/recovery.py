@@ -26,7 +26,7 @@ from executor.stopping import Stopped
 from executor.workers import HOST, Workers
 from lab.placement import Worker
 from lab.scenario import Scenario
-from lab.targets import BUFFER, covering, rolls_back
+from lab.targets import BUFFER, covering, loses_engines, rolls_back
 
 if TYPE_CHECKING:
     from executor.ledger import Ledger
@@ -103,7 +103,7 @@ class Recovery:
         workers.begun = self._begun
         self._members = self._standing()
         first_step = ledger.earlier.first_step
-        if first_step and self.loses_engines:
+        if first_step and loses_engines(self.scenario):
             self._keep(first_step - 1)
         if self._timeouts:
             self._spawn(self._watch())
@@ -205,7 +205,7 @@ class Recovery:
                 continue
             finally:
                 self._syncing = self._syncing and stage != "weight_sync"
-            if stage == "weight_sync" and self.loses_engines:
+            if stage == "weight_sync" and loses_engines(self.scenario):
                 self._keep(step)
             return [once(info) for info in infos]
 
@@ -223,11 +223,6 @@ class Recovery:
         for said in injecting.struck(self.folder):
             if said["how"] == "slowed":
                 self._ledger.fault(record_of(said["kind"], said["target"], said["at_s"], None))
-
-    @property
-    def loses_engines(self) -> bool:
-        """Whether an engine may be lost."""
-        return any(name != BUFFER and self.scenario.workers[name].work == "generate" for name in self._timeouts)
 
     @cached_property
     def _timeouts(self) -> dict[str, float]:

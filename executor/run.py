@@ -146,11 +146,7 @@ async def _play(
         progress("checkpoint", ledger.num_finished)
 
     async def node(stage: str) -> None:
-        for step in dataflow.steps(stage):
-            if (stage, step) in ended:
-                continue
-            for needed in dataflow.requirements(stage, step):
-                await ended.wait(*needed)
+        async for step in ended.due(stage):
             await stopping.begin((stage, step))
             ledger.issue(stage)
             ledger.add(stage, step, await stages.run(stage, step))

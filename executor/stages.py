@@ -40,6 +40,7 @@ from lab.offline import UPDATES
 from lab.placement import Worker
 from lab.returning import joint
 from lab.scenario import Scenario
+from lab.targets import loses_engines
 
 Info = dict[str, Any]
 """`spans`, and where there is something to say `learning`: numbers by name"""
@@ -62,8 +63,7 @@ class Stages:
         self.evaluation = Evaluation(scenario, folder, self.engines, judged, self.scorers)
         self.reading = None if scenario.algorithm.rolls_out else Reading(scenario)
         """of the data set, where samples come from one"""
-        self.attempt = 0
-        """attempts at the run before this one"""
+        self.attempt = 0  # attempts at the run before this one
         self.past = Past(scenario) if dataflow.continuous else None
         """the samples of a run without a barrier"""
         self.production: Production | None = None  # once its engines generate
@@ -182,7 +182,7 @@ class Stages:
         if self.production is not None:
             self._samples[step] = await self.production.collect(step)
             return [{"spans": [], "gauges": {"buffer_samples": self.production.buffer.depth}}]
-        if self.recovery is not None and self.recovery.loses_engines:
+        if self.recovery is not None and loses_engines(self.scenario):
             self._samples[step], infos, differ = await LossyRollout(self, self.recovery, step).play()
             self._rolled[step] = self._samples[step]
             infos[0]["learning"] = self.decisions.rolled(step, [{"diversity": differ}])

@@ -28,7 +28,7 @@ OPS = {
     "reward": "a rule-based reward: calls, samples, tokens",
     "forward": "a training forward pass with its loss: the same, adapter_values, zero3_passes",
     "backward": "a backward pass: the same of its forward pass, adapter_values, zero2_passes, zero3_passes",
-    "optimizer": "one optimizer step of one rank: passes, parameters, gathers, gathered_bytes, or zero1_passes, …",
+    "optimizer": "one optimizer step of one rank: passes, parameters, gathers, gathered_bytes, zeroN_passes",
     "grad_sync": "an all-reduce of gradients: calls, bytes, ranks, zero1_bytes",
     "update_host": "an update call beyond its passes: calls, minibatches, samples, tokens, peers",
     "advantage": "advantages of a step's samples: calls, samples, tokens",

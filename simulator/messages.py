@@ -7,10 +7,9 @@ Beside GPUs the host has cores enough, and all of it is free.
 from __future__ import annotations
 
 from lab.library import device as library_device
+from lab.policies.buffer import LINGER_S
 from simulator.world import Process, World
 
-LINGER_S = 0.25
-"""for so long a buffer waits for more before it tells what came, unless there is a batch (`executor.buffer.LINGER_S`)"""
 GIVEN = 2
 """calls with which an engine asks for samples and gets them"""
 DELIVERED = 2

@@ -10,6 +10,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+LINGER_S = 0.25
+"""for so long a buffer waits for more samples before it tells what came, where that makes no batch: every answer takes a
+call between processes"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:

@@ -21,11 +21,7 @@ async def played(dataflow: Dataflow, ended: Ended) -> list[tuple[str, int]]:
     order: list[tuple[str, int]] = []
 
     async def node(stage: str) -> None:
-        for step in dataflow.steps(stage):
-            if (stage, step) in ended:
-                continue
-            for needed in dataflow.requirements(stage, step):
-                await ended.wait(*needed)
+        async for step in ended.due(stage):
             order.append((stage, step))
             await asyncio.sleep(0)
             ended.add(stage, step)

@@ -61,7 +61,7 @@ def test_scorers_wait_for_what_hands_samples_on_to_them(scenario: Make) -> None:
         await judges.sources_ended("reward", 1)
 
     asyncio.run(waited())
-    assert judges._awaited == {}, "the driver remembers no step that has ended"
+    assert judges._ended._awaited == {}, "the driver remembers no step that has ended"
 
 
 @pytest.mark.parametrize(
