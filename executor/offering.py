@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from executor.learner import Learner
     from executor.recorder import Recorder
 
+T = TypeVar("T")
 PREPARES = {"delta": "diff", "int8": "quantize"}
 """by payload: the op in which it is made of whole weights"""
 
@@ -49,16 +50,23 @@ class Offering:
         """of changes: the version that they are added to"""
 
     def meet(self, host: str, port: int, world_size: int, learner: Learner | None) -> None:
-        """Meets engines, and sends them once what they need beside what will travel; without a learner they have that."""
-        base: tuple[Mapping[str, Tensor], float | None] = ({}, None)
-        if learner is not None and self._rule.payload == "delta":
-            base = (self._packing(learner.weights()).whole().tensors, None)
-        elif learner is not None and learner.lora is not None:
-            base = learner.base()
+        """Meets engines, on rank 0, and sends them once what they need beside what will travel; without a learner they have
+        that. Every rank takes part in gathering it."""
+        base = ({}, None) if learner is None else self._base(learner)
+        if self._rank:
+            return
         if self.sender is not None:
             self.sender.leave()  # whoever still waits in the circle of before comes free
         lossy = loses_engines(self._scenario)
         self.sender = WeightSender(host, port, world_size, *base, route=self._rule.route, lossy=lossy)
+
+    def _base(self, learner: Learner) -> tuple[Mapping[str, Tensor], float | None]:
+        if self._rule.payload == "delta":
+            if self._packer is None:
+                self._packer = Packer(self._rule.payload, self._mine(learner.weights()))
+            held = dict(self._packer.whole().tensors)
+            return (held if self._rule.transport != "store" else _joined(self._together(held)), None)
+        return learner.base() if learner.lora is not None and self._rank == 0 else ({}, None)
 
     def open(self, host: str, folder: Path) -> Board:
         """Makes ready the place where engines fetch weights; returns where they look for it."""
@@ -125,7 +133,8 @@ class Offering:
         return found
 
     def _packed(self, weights: Mapping[str, Tensor]) -> Parcel:
-        name, packer = PREPARES.get(self._rule.payload), self._packing(weights)
+        name = PREPARES.get(self._rule.payload)
+        packer = self._packer = self._packer or Packer(self._rule.payload)
         if name is None:
             return packer.pack(weights)
         with self._recorder.op(name) as notes:
@@ -133,12 +142,6 @@ class Offering:
             notes |= {"bytes": float(sum(tensor.nbytes for tensor in weights.values())) + parcel.num_bytes}
             notes |= parcel.notes
         return parcel
-
-    def _packing(self, weights: Mapping[str, Tensor]) -> Packer:
-        """Which, of delta, has what engines have at first: `weights` that come before any others."""
-        if self._packer is None:
-            self._packer = Packer(self._rule.payload, self._mine(weights))
-        return self._packer
 
     def _mine(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """What this rank publishes: all on the first one, or of a store its part."""
@@ -188,7 +191,7 @@ class Offering:
         retire(self._folder, version, acknowledged)
         return Offered(ready=ready, notes=parcel.notes)
 
-    def _together(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+    def _together(self, mine: T) -> list[T]:
         """What every rank says, once all have said it."""
         if self._world == 1:
             return [mine]
@@ -211,6 +214,10 @@ class Offering:
         trainer, hardware = self._scenario.team("actor", "train")[0], self._scenario.hardware
         device = trainer.devices[0]
         return Place(hardware.site_of(device).name, hardware.machine_of(device))
+
+
+def _joined(found: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor for part in found for name, tensor in part.items()}
 
 
 def parts(weights: Mapping[str, Tensor], number: int) -> list[dict[str, Tensor]]:

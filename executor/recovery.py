@@ -359,7 +359,7 @@ class Recovery:
             if (standing := self._standing()) == self._members:
                 return
             self._members = {}
-            ends = [*self._stages.trainers["actor"][:1], *(self._workers.actors[engine.name] for engine in engines)]
+            ends = [*self._stages.trainers["actor"], *(self._workers.actors[engine.name] for engine in engines)]
             await asyncio.gather(*map(heartbeat.pid, ends))  # whatever they were in the middle of is over
             try:
                 await self._stages.meet(engines)

@@ -34,7 +34,7 @@ async def meet(stages: Stages, engines: Sequence[Worker]) -> None:
         stages.switching.joining(engine, *meeting, place) for engine, place in zip(engines, places, strict=False)
     ]
     bare = any(stages.switching.takes_turns(engine) for engine in engines) or not needs_base(scenario)
-    await values([stages.trainers["actor"][0].connect.remote(*meeting, bare=bare), *joining])
+    await values([*(rank.connect.remote(*meeting, bare=bare) for rank in stages.trainers["actor"]), *joining])
 
 
 async def _show(stages: Stages, engines: Sequence[Worker]) -> None:

@@ -101,9 +101,10 @@ class Fault(Record):
         description="until a loss is noticed; Ray declares a node dead after about 5 missed health checks, 30 s. In a real"
         " run a worker is lost once its heartbeat has been missing for so long, whether it was killed or hangs",
     )
-    start: Seconds = Field(
-        default=60.0,
-        description="from there until a replacement runs, reading its state left out; a real one takes what it takes",
+    start: Seconds | None = Field(
+        default=None,
+        description="from there until a replacement runs, reading its state left out; null: what the profile says of a"
+        " fresh process, 60 s where it says nothing. A real one takes what it takes",
     )
 
     @property

@@ -48,6 +48,10 @@ OPS = {
     "release": "a trainer or a frozen model dropped and its memory given back: calls, bytes (of weights and states)",
     "trainer_start": "a trainer built anew and its saved states read back: calls, bytes (of weights and states)",
     "scorer_start": "a frozen model built anew: calls, bytes (of weights)",
+    "engine_launch": "a fresh process of an engine, imports and all, until it can work: calls",
+    "trainer_launch": "a fresh process of a trainer: calls",
+    "scorer_launch": "a fresh process of a frozen model: calls",
+    "process_launch": "a fresh process without a model (a function, a buffer): calls",
 }
 OPS |= {
     # Kernels of an engine: one call on one device, as op tables of real GPUs give them (`profiles/readers/silicon.py`).
@@ -79,10 +83,10 @@ _NAMES = {
     "moe": "tokens hidden intermediate topk num_experts tp ep bits",
     "layer": "tokens",
     "head": "sequences",
-    "message": "calls",
     "attention": "prefill_chunk kv_prefill n_decode kv_decode",
 }
 _NAMES |= dict.fromkeys(("rollout_host", "score_host", "reward", "advantage"), "calls samples tokens")
+_NAMES |= dict.fromkeys(("message", "engine_launch", "trainer_launch", "scorer_launch", "process_launch"), "calls")
 _NAMES |= dict.fromkeys(
     (
         "weight_sync",

@@ -45,6 +45,10 @@ FORMULAS: dict[str, tuple[str, ...]] = {
     "release": ("each", "bytes"),
     "trainer_start": ("each", "bytes"),
     "scorer_start": ("each", "bytes"),
+    "engine_launch": ("each",),
+    "trainer_launch": ("each",),
+    "scorer_launch": ("each",),
+    "process_launch": ("each",),
 } | {f"{stage}_stage": ("each", "tokens") for stage in LOGGED_STAGES}  # fmt: skip
 
 PARALLEL = frozenset({"linear_flops", "activations", "attention_flops", "adapter_values", "kv_bytes"})

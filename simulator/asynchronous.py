@@ -10,6 +10,7 @@ from lab.targets import BUFFER
 from profiles.memory import kv_blocks
 from simulator.collecting import Collecting
 from simulator.handing import Handing
+from simulator.launching import BARE, launch
 from simulator.messages import Messages
 from simulator.producing import Producer
 from simulator.world import Process, World
@@ -58,7 +59,8 @@ class Production(Issuing[Producer]):
     def _refill(self, fault: Fault, record: dict[str, Any]) -> Process:
         """Until another buffer stands there no batch is made, and what ends goes where nobody is."""
         self._gone += 1
-        yield self._world.env.timeout(fault.detect + fault.start)
+        yield self._world.env.timeout(fault.detect)
+        yield from launch(self._world, self._world.scenario.team("actor", "train")[0], BARE, fault.start)
         self._gone -= 1
         record["lost_tokens"] += self.spill()
 

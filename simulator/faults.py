@@ -219,7 +219,7 @@ def _recover(world: World, faults: Faults, halt: Halt) -> Process:
     recovery.from_checkpoint(world)
     fault = halt.strike.fault
     away = fault.detect if fault.kind != "preempted" else max(halt.deadline - world.now, 0.0) + (fault.duration or 0.0)
-    return recovery.come_back(world, away + fault.start, world.now)
+    return recovery.come_back(world, away, fault.start, world.now)
 
 
 def _with_notice(world: World, faults: Faults, halt: Halt) -> Process:
@@ -230,4 +230,5 @@ def _with_notice(world: World, faults: Faults, halt: Halt) -> Process:
     if write.is_alive:
         faults.halted.succeed(Halt(strike=halt.strike, record=halt.record, deadline=halt.deadline))
         yield world.env.event()  # this attempt ends here
-    yield from recovery.come_back(world, halt.deadline - world.now + (fault.duration or 0.0) + fault.start, begun)
+    away = halt.deadline - world.now + (fault.duration or 0.0)
+    yield from recovery.come_back(world, away, fault.start, begun)

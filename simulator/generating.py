@@ -47,7 +47,7 @@ def _together(world: World, step: int, absent: frozenset[int]) -> list[Process]:
 
 def _later(world: World, step: int) -> Process:
     """Every engine is down: the rollout begins when the first works again."""
-    yield world.env.timeout(world.next_up() - world.now)
+    yield world.next_up()
     yield world.env.all_of([world.env.process(part) for part in rollout(world, step)])
 
 

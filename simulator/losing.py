@@ -47,11 +47,11 @@ class Losses:
         """Someone else generates them, or the same engine once it works again."""
         world = self._world
         if fault.way_back == "restart":
-            yield world.env.timeout(world.up_at[name] - world.now)
+            yield from world.until_up(name)
         elif fault.kind != "preempted":
             yield world.env.timeout(fault.detect)
         while not (takers := self._takers(name, fault)):
-            yield world.env.timeout(world.next_up() - world.now)
+            yield world.next_up()
         if not self._joint.over.triggered:
             self._deal(samples, takers)
 

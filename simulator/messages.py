@@ -6,7 +6,6 @@ Beside GPUs the host has cores enough, and all of it is free.
 
 from __future__ import annotations
 
-from lab.library import device as library_device
 from lab.policies.buffer import LINGER_S
 from simulator.world import Process, World
 
@@ -21,8 +20,7 @@ class Messages:
 
     def __init__(self, world: World) -> None:
         self._world, self._worker = world, world.scenario.team("actor", "train")[0]
-        device = world.scenario.hardware.node_of(self._worker.devices[0]).device
-        self._cost = library_device(device).kind == "cpu" and world.costs.measured(self._worker, "message")
+        self._cost = world.on_cpu(self._worker) and world.costs.measured(self._worker, "message")
         self._announced_s = -LINGER_S
 
     def given(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,7 +28,18 @@ if TYPE_CHECKING:
     from simulator.network import Network
     from simulator.publication import Publication
     from simulator.topology import Kind
-    from simulator.world import Lane
+    from simulator.world import Lane, World
+
+
+@dataclass(eq=False)
+class Launch:
+    """A fresh process in the place of one that failed."""
+
+    due_s: float
+    """when it begins"""
+    stated_s: float | None
+    """how long it takes; None: what the profile says"""
+    up: simpy.Event
 
 
 class Outages(ABC):
@@ -83,8 +95,8 @@ class Outages(ABC):
         """of these, the one that is at work now"""
         self.on_loss: dict[str, Callable[[Fault], None]] = {}
         """by worker, or `buffer`: who takes care that what a fault took is done again"""
-        self.up_at: dict[str, float] = {}
-        """by worker that failed, from when on it works again"""
+        self._launches: dict[str, list[Launch]] = {}
+        """by worker that failed, the processes that start in its place"""
         self.stoppable: list[EngineRun | AheadRun] = []
         """those that a fault may stop in the middle of a sample"""
         self.absent: dict[str, float] = {}
@@ -154,6 +166,10 @@ class Outages(ABC):
         for links, share in self._degraded.items():
             self.degrade(links, share)
         self._fresh()
+        for worker, launches in self._launches.items():
+            for launch in launches:
+                launch.up = self.env.event()
+                self.env.process(self._launch(self.scenario.workers[worker], launch))
         for worker in self.mending:
             self.env.process(self._mend(self.scenario.workers[worker]))
         for run in done:
@@ -212,8 +228,9 @@ class Outages(ABC):
     def lose(self, worker: str, fault: Fault) -> None:
         """A worker that is not trained fails; it works again once the fault has been noticed and it has started."""
         away = (fault.duration or 0.0) if fault.kind == "preempted" else fault.detect
-        self.up_at[worker] = max(self.now + away + fault.start, self.up_at.get(worker, 0.0))
-        chosen = self.scenario.workers[worker]
+        chosen, launch = self.scenario.workers[worker], Launch(self.now + away, fault.start, self.env.event())
+        self._launches.setdefault(worker, []).append(launch)
+        self.env.process(self._launch(chosen, launch))
         if chosen.work == "generate":  # a scorer's part of a step goes on in another span
             for lane in [lane for lane in self.open.values() if lane.worker is chosen]:
                 lane.fail()
@@ -235,10 +252,23 @@ class Outages(ABC):
         if engine:
             self.publication.enter(worker, self.publication.version)
 
+    def _launch(self, worker: Worker, launch: Launch) -> Process:
+        """A process starts in the place of a worker, which works once all that do have started."""
+        from simulator import launching
+
+        if launch.stated_s is not None:
+            yield self.env.timeout(max(launch.due_s + launch.stated_s - self.now, 0.0))
+        else:
+            yield self.env.timeout(max(launch.due_s - self.now, 0.0))
+            world = cast("World", self)
+            yield from launching.launch(world, worker, launching.op_of(world, worker), None)
+        self._launches[worker.name].remove(launch)
+        launch.up.succeed()
+
     def until_up(self, worker: str) -> Process:
         """Ends when a worker works."""
         while not self.is_up(worker):
-            yield self.env.timeout(self.up_at[worker] - self.now)
+            yield self._launches[worker][-1].up
 
     def attempts(self, worker: str, play: Callable[[], Process]) -> Process:
         """Plays what a worker does until it is through without failing; what a failure cuts short is lost."""
@@ -257,7 +287,7 @@ class Outages(ABC):
 
     def is_up(self, worker: str) -> bool:
         """Whether a worker works."""
-        return self.up_at.get(worker, 0.0) <= self.now
+        return not self._launches.get(worker)
 
     def away(self) -> frozenset[int]:
         """Engines, by their index, that take no samples: those that failed, and spares whose time has not come."""
@@ -274,10 +304,10 @@ class Outages(ABC):
         away = self.away()
         return [engine.name for i, engine in enumerate(self.scenario.team("actor", "generate")) if i not in away]
 
-    def next_up(self) -> float:
-        """When the next engine that failed works again."""
+    def next_up(self) -> simpy.Event:
+        """Comes when the next engine that failed works again, or may do."""
         engines = [engine.name for engine in self.scenario.team("actor", "generate") if not self.is_up(engine.name)]
-        return min(self.up_at[name] for name in engines)
+        return self.env.any_of([launch.up for name in engines for launch in self._launches[name]])
 
     def restored(self, worker: str, start: float, read_s: float = 0.0, bytes: float = 0.0) -> None:
         """Shows that a worker has been coming back from a fault since `start`, at last by reading its state."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lab.model import DTYPE_BYTES
 from lab.placement import Worker
 from simulator.checkpoints import state_bytes, trained
+from simulator.launching import everybody
 from simulator.network import Flow, Flows
 from simulator.transfers import networked
 from simulator.world import Process, World
@@ -88,9 +89,11 @@ def last_write(world: World) -> Process:
             world.store.write(step, state_bytes(world, worker) / len(team))
 
 
-def come_back(world: World, away_s: float, begun: float) -> Process:
-    """After `away_s` everybody reads the state again: trainers all of it, engines the weights. `begun`: since when they
-    do no work."""
+def come_back(world: World, away_s: float, start_s: float | None, begun: float) -> Process:
+    """After `away_s` everybody starts, and reads the state again: trainers all of it, engines the weights.
+
+    `start_s`: what a start takes, if it is stated; `begun`: since when nobody works.
+    """
     scenario, reads = world.scenario, list[tuple[Worker, float]]()
     for team in trained(scenario):
         reads += [(worker, state_bytes(world, worker) / len(team)) for worker in team]
@@ -98,6 +101,7 @@ def come_back(world: World, away_s: float, begun: float) -> Process:
         reads.append((worker, scenario.spec("actor").parameters * DTYPE_BYTES[worker.dtype]))
     world.absent.update({worker.name: begun for worker, _ in reads})
     yield world.env.timeout(away_s)
+    yield from everybody(world, start_s)
     yield world.env.all_of([world.env.process(_read(world, worker, size, begun)) for worker, size in reads])
 
 

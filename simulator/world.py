@@ -172,10 +172,13 @@ class World(Outages):
         """The event that a stage of a step has ended on all its workers."""
         return self._finished[stage, step]
 
+    def on_cpu(self, worker: Worker) -> bool:
+        """Whether a worker computes on cores of a CPU."""
+        return library_device(self.scenario.hardware.node_of(worker.devices[0]).device).kind == "cpu"
+
     def cores(self, worker: Worker) -> Cores:
         """What a worker computes on: its machine's cores (of a CPU, or beside GPUs), or its GPU, which others may share."""
-        hardware, device = self.scenario.hardware, worker.devices[0]
-        cpu = library_device(hardware.node_of(device).device).kind == "cpu"
+        hardware, device, cpu = self.scenario.hardware, worker.devices[0], self.on_cpu(worker)
         host = self.scenario.on_host(worker)
         key = f"{hardware.machine_of(device)} host" if host else hardware.machine_of(device) if cpu else device
         if key not in self._cores:

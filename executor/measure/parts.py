@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import ray
 
-from executor.measure import collectives, iterations, messages, optables, training, turning
+from executor.measure import collectives, iterations, launching, messages, optables, training, turning
 from executor.measure.devices import states
 from executor.measure.grids import FITTED, MINIBATCH
 from executor.measure.journal import Found, Journal
@@ -67,7 +67,7 @@ def _fewest_cores() -> bool:
 
 def _rounds(arch: str, other: str, rounds: int, alone: bool) -> Part:
     """Rounds alone and beside a busy core take turns, so that a slow minute of the machine does not fall on one."""
-    units = []
+    units = [f"{arch}: launches"]
     for number in range(1, rounds + 1):
         units.append(f"{arch}: round {number}, alone")
         if not alone and number < rounds:
@@ -78,10 +78,17 @@ def _rounds(arch: str, other: str, rounds: int, alone: bool) -> Part:
     @contextmanager
     def start() -> Iterator[Take]:
         with _sweep(arch) as sweep, Neighbour(arch) as neighbour:
+            launched = _launched(sweep)
             sweep.warm_up()
-            yield lambda unit: _round(sweep, neighbour, other, unit)
+            yield lambda unit: launched if unit == units[0] else _round(sweep, neighbour, other, unit)
 
     return Part(name=arch, units=tuple(units), start=start)
+
+
+def _launched(sweep: Sweep) -> Found:
+    ready = {"engine": sweep.engine, "trainer": sweep.actor, "scorer": sweep.reference, "process": sweep.reward}
+    points = sweep._tagged(launching.launches({f"{name}_launch": actor for name, actor in ready.items()}))
+    return Found(unit=f"{sweep.arch}: launches", points=points, states=states())
 
 
 def _round(sweep: Sweep, neighbour: Neighbour, other: str, unit: str) -> Found:
