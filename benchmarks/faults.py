@@ -92,11 +92,12 @@ def wrong(scenario: Scenario, timeline: Timeline) -> list[str]:
 def lines(scenario: Scenario, struck: Sequence[Timeline], predicted: Timeline, delay: Delay) -> Iterator[str]:
     yield f"{scenario.name}, {scenario.num_steps} steps; medians of {len(struck)} repeats."
     yield ""
-    yield "| fault | target | struck at | back to step | finished steps lost | samples generated again | simulated |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| fault | target | struck at | back to step | finished steps lost | samples generated again | away | simulated |"
+    yield "|---|---|---|---|---|---|---|---|"
     for i, fault in enumerate(struck[0].header.faults):
         simulated = predicted.header.faults[i] if i < len(predicted.header.faults) else {}
-        yield "| " + " | ".join(map(str, _row(fault, simulated))) + " |"
+        gone = _all([away_s(timeline, fault["target"]) for timeline in struck])
+        yield "| " + " | ".join(map(str, _row(fault, gone, simulated, away_s(predicted, fault["target"])))) + " |"
     yield ""
     bound = f"max({WITHIN:.0%}, 2 × spread {delay.spread:.1%})"
     yield (
@@ -108,10 +109,17 @@ def lines(scenario: Scenario, struck: Sequence[Timeline], predicted: Timeline, d
     yield f"Finished steps lost for good, steps trained twice, samples unaccounted for: {broken or 'none'}."
 
 
-def _row(fault: dict[str, Any], simulated: dict[str, Any]) -> Iterator[Any]:
+def away_s(timeline: Timeline, worker: str) -> float:
+    """Until who was struck first works again, as the run recorded it."""
+    back = [span for span in timeline.stages() if span.stage == "restore" and span.worker == worker]
+    return min(back, key=lambda span: span.start_s).seconds if back else 0.0
+
+
+def _row(fault: dict[str, Any], gone: str, simulated: dict[str, Any], away: float) -> Iterator[Any]:
     yield from (fault["kind"], fault["target"], f"{fault['at_s']:.1f} s", fault.get("step", ""), fault.get("steps", 0))
     yield fault.get("lost_samples", "")
-    yield f"at {simulated['at_s']:.1f} s, step {simulated.get('step', '-')}" if simulated else "-"
+    yield f"{gone} s"
+    yield f"at {simulated['at_s']:.1f} s, step {simulated.get('step', '-')}, away {away:.1f} s" if simulated else "-"
 
 
 def _all(numbers: Sequence[float]) -> str:
