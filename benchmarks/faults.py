@@ -41,12 +41,17 @@ class Delay:
 
     @property
     def measured_s(self) -> float:
-        return median(self.struck_s) - median(self.calm_s)
+        return median(self.delays_s)
+
+    @property
+    def delays_s(self) -> list[float]:
+        """Of every repeat, whose two runs follow one another: a slow hour of the machine is in both."""
+        return [struck - calm for struck, calm in zip(self.struck_s, self.calm_s, strict=True)]
 
     @property
     def spread(self) -> float:
-        """(max - min) / median of the delays of repeats, each against the median calm run."""
-        delays = [struck - median(self.calm_s) for struck in self.struck_s]
+        """(max - min) / median of the delays of repeats."""
+        delays = self.delays_s
         return (max(delays) - min(delays)) / median(delays) if len(delays) > 2 else 0.0
 
     @property
@@ -104,7 +109,7 @@ def lines(scenario: Scenario, struck: Sequence[Timeline], predicted: Timeline, d
         f"Delay: predicted {delay.predicted_s:.1f} s, measured {delay.measured_s:.1f} s, error {delay.error:+.1%}, "
         f"{'within' if delay.holds else 'NOT within'} {bound}."
     )
-    yield f"Without faults {median(delay.calm_s):.1f} s, with {median(delay.struck_s):.1f} s ({_all(delay.struck_s)})."
+    yield f"Without faults {_all(delay.calm_s)} s, with {_all(delay.struck_s)} s: delays {_all(delay.delays_s)} s."
     broken = [text for timeline in struck for text in wrong(scenario, timeline)]
     yield f"Finished steps lost for good, steps trained twice, samples unaccounted for: {broken or 'none'}."
 
@@ -139,10 +144,10 @@ def main() -> None:
         for kind, chosen in files.items():
             (folder / f"{kind}.yaml").write_text(dump(chosen))
         said = {kind: played("simulate", folder / f"{kind}.yaml", folder / "simulated") for kind in files}
-        done = {
-            kind: [played("execute", folder / f"{kind}.yaml", folder / kind) for _ in range(given.repeats)]
-            for kind in files
-        }
+        done: dict[str, list[Timeline]] = {kind: [] for kind in files}
+        for _ in range(given.repeats):
+            for kind, found in done.items():
+                found.append(played("execute", folder / f"{kind}.yaml", folder / kind))
     delay = Delay(
         predicted_s=makespan(said["struck"]) - makespan(said["calm"]),
         calm_s=tuple(map(makespan, done["calm"])), struck_s=tuple(map(makespan, done["struck"])),

@@ -5,7 +5,7 @@
 Cases: a barrier with one thread per stage, a barrier whose stages use both cores, and no barrier, where generating a step
 takes as long as training on it; then no barrier with bounds of 0, 1, 2 and 4 versions where training takes twice as long,
 so that engines run ahead as far as they may. Prints samples per second and lags of the steady steps, predicted and
-measured, the spread over repeats. Exit code 1: a sample was older than its bound, or samples were lost.
+measured, with their spread over repeats. Exit code 1: a sample was older than its bound, or samples were lost.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,6 +30,7 @@ from simulator.run import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 540
+Row = dict[str, float]
 BARRIER: dict[str, Any] = {"schedule": {"mode": "synchronous"}, "weight_sync": {}}
 BOTH: dict[str, Any] = BARRIER | {
     "pools": {"all": "local[0:2]"}, "sharing": {"all": {"how": "resident"}},
@@ -47,7 +49,9 @@ def bounded(bound: int, epochs: int) -> dict[str, Any]:
     return {"schedule": {"mode": "asynchronous", "staleness": staleness}, "algorithm": algorithm}
 
 
-CASES = {"barrier": BARRIER, "barrier, both cores": BOTH, "no barrier": bounded(1, epochs=1)}
+FREE = "no barrier"
+BARRIERS = {"barrier": BARRIER, "barrier, both cores": BOTH}
+CASES = BARRIERS | {FREE: bounded(1, epochs=1)}
 CASES |= {f"bound {n}": bounded(n, epochs=2) for n in (0, 1, 2, 4)}
 
 
@@ -57,18 +61,31 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--profile", help="a cost profile; default: this machine's own")
+    parser.add_argument("--write", type=Path, help="a Markdown file for what was found")
     chosen = parser.parse_args()
-    wrong = 0
+    base = load(ROOT / "scenarios/async-tiny.yaml")
+    scenarios = {case: base.replace(CASES[case] | {"num_steps": chosen.steps}) for case in chosen.cases}
+    predicted = {case: said(simulate(one, profiles_for(one, chosen.profile))) for case, one in scenarios.items()}
+    measured: dict[str, list[Row]] = {case: [] for case in scenarios}
     with tempfile.TemporaryDirectory(prefix="lab-lag-") as folder:
-        for case in chosen.cases:
-            scenario = load(ROOT / "scenarios/async-tiny.yaml").replace(CASES[case] | {"num_steps": chosen.steps})
-            predicted = said(simulate(scenario, profiles_for(scenario, chosen.profile)))
-            print(line(case, "predicted", [predicted]), flush=True)
-            found = [said(executed(scenario, Path(folder) / f"{i}")) for i in range(chosen.repeats)]
-            print(line(case, "measured", found), flush=True)
-            bound = case.removeprefix("bound ")
-            wrong += sum(row["lost"] > 0 or (bound.isdigit() and row["lag_max"] > int(bound)) for row in found)
-    return int(wrong > 0)
+        for number in range(chosen.repeats):  # cases take turns: a slow minute of the machine falls on any
+            for case, rows in measured.items():
+                rows.append(said(executed(scenarios[case], Path(folder) / f"{case}-{number}".replace(" ", "-"))))
+                print(f"{number + 1}: {case}, {rows[-1]}", flush=True)
+    text = "\n".join(
+        [f"`python benchmarks/lag.py {' '.join(sys.argv[1:])}`", "", *table(predicted, measured), ""]
+        + [ratio(case, predicted, measured) for case in BARRIERS if {case, FREE} <= set(measured)]
+    )
+    print(text)
+    if chosen.write:
+        chosen.write.write_text("# Generation without a barrier on two cores, and the age of samples\n\n" + text + "\n")
+    return int(any(wrong(case, row) for case, rows in measured.items() for row in rows))
+
+
+def wrong(case: str, row: Row) -> bool:
+    """Whether samples were lost, or one was older than the bound."""
+    bound = case.removeprefix("bound ")
+    return row["lost"] > 0 or (bound.isdigit() and row["lag_max"] > int(bound))
 
 
 def executed(scenario: Scenario, folder: Path) -> Timeline:
@@ -85,7 +102,7 @@ def executed(scenario: Scenario, folder: Path) -> Timeline:
     return runs.read(Path(json.loads(done.stdout)["run_dir"]))
 
 
-def said(timeline: Timeline) -> dict[str, float]:
+def said(timeline: Timeline) -> Row:
     """Of the steady steps."""
     start, end = steady_window(timeline)
     trained = timeline.header.samples["trained"] / timeline.header.num_steps
@@ -96,14 +113,32 @@ def said(timeline: Timeline) -> dict[str, float]:
     }  # fmt: skip
 
 
-def line(case: str, origin: str, rows: list[dict[str, float]]) -> str:
-    """Medians over the repeats, and the spread of the rate."""
-    rates = [row["rate"] for row in rows]
-    spread = (max(rates) - min(rates)) / median(rates)
+def table(predicted: Mapping[str, Row], measured: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+    """Medians over the repeats, and (max - min) / median of them."""
+    yield "| case | samples/s predicted | measured | error | spread | mean lag predicted | measured | error | spread | oldest |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for case, rows in measured.items():
+        cells = [case]
+        for key, form in (("rate", ".1f"), ("lag", ".2f")):
+            found, expected = [row[key] for row in rows], predicted[case][key]
+            middle = median(found)
+            error = f"{expected / middle - 1:+.1%}" if middle else "-"
+            cells += [f"{expected:{form}}", f"{middle:{form}}", error, f"{spread(found):.1%}"]
+        yield "| " + " | ".join([*cells, f"{max(row['lag_max'] for row in rows):g}"]) + " |"
+
+
+def ratio(barrier: str, predicted: Mapping[str, Row], measured: Mapping[str, Sequence[Row]]) -> str:
+    """What giving up the barrier is worth, each repeat against its own."""
+    expected = predicted[FREE]["rate"] / predicted[barrier]["rate"]
+    found = [free["rate"] / bound["rate"] for free, bound in zip(measured[FREE], measured[barrier], strict=True)]
     return (
-        f"{case:20} {origin:10} {median(rates):7.2f} samples/s ± {spread:.1%}  lag {median(r['lag'] for r in rows):.2f} "
-        f"(at most {max(r['lag_max'] for r in rows):g})"
+        f"No barrier against {barrier}: predicted {expected:.2f}x, measured {median(found):.2f}x "
+        f"({', '.join(f'{one:.2f}' for one in found)}), error {expected / median(found) - 1:+.1%}.\n"
     )
+
+
+def spread(found: Sequence[float]) -> float:
+    return (max(found) - min(found)) / median(found) if median(found) else 0.0
 
 
 if __name__ == "__main__":

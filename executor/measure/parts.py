@@ -55,9 +55,10 @@ def planned(arch: str, quick: bool) -> list[Part]:
     alone, other = _fewest_cores(), next(name for name in ("tiny-llama", "small-llama") if name != arch)
     ranks = [] if alone else [_ranks(arch, other)]
     if quick:
-        return [_rounds(arch, other, 3, alone), *ranks]
+        return [_rounds(arch, other, 3, alone), *ranks, _launches(arch)]
     stages = [_zero(arch, (1, 2)), _zero(arch, (3, 0))]
-    return [_rounds(arch, other, 5, alone), _rounds(other, arch, 2, alone), *stages, *ranks]
+    rounds = [_rounds(arch, other, 5, alone), _rounds(other, arch, 2, alone)]
+    return [*rounds, *stages, *ranks, _launches(arch)]
 
 
 def _fewest_cores() -> bool:
@@ -67,7 +68,7 @@ def _fewest_cores() -> bool:
 
 def _rounds(arch: str, other: str, rounds: int, alone: bool) -> Part:
     """Rounds alone and beside a busy core take turns, so that a slow minute of the machine does not fall on one."""
-    units = [f"{arch}: launches"]
+    units: list[str] = []
     for number in range(1, rounds + 1):
         units.append(f"{arch}: round {number}, alone")
         if not alone and number < rounds:
@@ -78,17 +79,10 @@ def _rounds(arch: str, other: str, rounds: int, alone: bool) -> Part:
     @contextmanager
     def start() -> Iterator[Take]:
         with _sweep(arch) as sweep, Neighbour(arch) as neighbour:
-            launched = _launched(sweep)
             sweep.warm_up()
-            yield lambda unit: launched if unit == units[0] else _round(sweep, neighbour, other, unit)
+            yield lambda unit: _round(sweep, neighbour, other, unit)
 
     return Part(name=arch, units=tuple(units), start=start)
-
-
-def _launched(sweep: Sweep) -> Found:
-    ready = {"engine": sweep.engine, "trainer": sweep.actor, "scorer": sweep.reference, "process": sweep.reward}
-    points = sweep._tagged(launching.launches({f"{name}_launch": actor for name, actor in ready.items()}))
-    return Found(unit=f"{sweep.arch}: launches", points=points, states=states())
 
 
 def _round(sweep: Sweep, neighbour: Neighbour, other: str, unit: str) -> Found:
@@ -209,3 +203,23 @@ def _joint(sweep: Sweep, asked: str) -> list[Measurement]:
         return sweep.joint(asked, FITTED.joint)
     found = sweep.joint(asked, FITTED.joint[-1:])
     return [msgspec.structs.replace(point, model="") for point in found if point.op in ("grad_sync", "optimizer")]
+
+
+def _launches(arch: str) -> Part:
+    """Fresh processes, one after the other. They come last: what they read from the disk is in memory by then, as where a
+    run starts a process anew."""
+
+    @contextmanager
+    def start() -> Iterator[Take]:
+        with Workers(scenario(arch)) as workers:
+            workers.start()
+            yield lambda unit: Found(unit=unit, points=_launched(Sweep(workers, arch)), states=states())
+
+    return Part(name=f"{arch}, launches", units=(f"{arch}: launches",), start=start)
+
+
+def _launched(sweep: Sweep) -> list[Measurement]:
+    ready = {"engine": sweep.engine, "trainer": sweep.actor, "scorer": sweep.reference, "process": sweep.reward}
+    for actor in ready.values():
+        ray.get(actor.ready.remote())
+    return sweep._tagged(launching.launches({f"{name}_launch": actor for name, actor in ready.items()}))
