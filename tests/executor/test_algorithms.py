@@ -84,6 +84,7 @@ def noted(chosen: Scenario, rank: int, span: Span) -> bool:
     }
 
 
+@pytest.mark.full
 def test_two_ranks_and_packed_passes_make_the_same_steps_of_pairs_and_labels(scenario: Make) -> None:
     """A pair is never parted, and the KL of KTO is that of the whole mini-batch."""
     packed = {"minibatch_samples": 8, "microbatch_tokens": 60, "pack": "packed"}

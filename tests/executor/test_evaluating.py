@@ -139,6 +139,7 @@ def test_greedy_answers_are_not_asked_for_twice(scenario: Make) -> None:
 
 
 @pytest.mark.real
+@pytest.mark.full
 def test_engines_answer_and_the_reward_judges(local_ray: None, scenario: Make, tmp_path: Path) -> None:
     from executor.run import execute
     from lab.dataflow import conforms

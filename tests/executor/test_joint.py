@@ -29,6 +29,7 @@ def spans(timeline: Timeline, stage: str, op: str = "") -> list[Span]:
     return [span for span in timeline.spans if (span.stage, span.op) == (stage, op)]
 
 
+@pytest.mark.full
 def test_a_run_with_over_issue_stealing_and_samples_sent_as_they_end(
     local_ray: None, scenario: Make, tmp_path: Path
 ) -> None:

@@ -133,7 +133,11 @@ def judge(prompt, response):
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"), [("raises", "reward went wrong"), ("dies", "process of reward.score[0] died")]
+    ("kind", "message"),
+    [
+        ("raises", "reward went wrong"),
+        pytest.param("dies", "process of reward.score[0] died", marks=pytest.mark.full),
+    ],
 )
 def test_a_worker_that_fails_ends_the_run_and_keeps_finished_steps(
     local_ray: None, scenario: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, message: str
