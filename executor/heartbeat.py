@@ -7,11 +7,13 @@ code that holds the interpreter does not, as imports do, so a worker is watched 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 BEATS = 8
@@ -62,6 +64,21 @@ class Pulse:
 
     def close(self) -> None:
         self._socket.close()
+
+
+async def heard(pulse: Pulse, every_s: float, is_missing: Callable[[], bool]) -> None:
+    """Ends when everybody who is watched has just been heard, and nobody is missing who has to be noticed first.
+
+    What was sent while this process was busy counts as heard once it is read, also from whom is dead by then: after a look
+    that comes late, signs of life have to be heard anew.
+    """
+    looked = since = time.monotonic()
+    while True:
+        await asyncio.sleep(every_s)
+        now, silent = time.monotonic(), pulse.silent()
+        since, looked = (now if now - looked > 2 * every_s else since), now
+        if now - since >= 5 * every_s and max(silent.values(), default=0.0) <= 2 * every_s and not is_missing():
+            return
 
 
 def beat(_: Any, address: tuple[str, int], name: str, every_s: float) -> int:

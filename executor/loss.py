@@ -41,6 +41,19 @@ class GoneBack(Exception):
         self.loss = loss
 
 
+def innermost(error: BaseException) -> BaseException:
+    """The first cause of a group, and what a worker's error says of it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, BaseException) else error
+
+
+def dead(error: BaseException, names: Mapping[str, str]) -> str | None:
+    """The worker whose process is gone, where an error says so. `names`: of workers by actor id."""
+    return names.get(str(getattr(innermost(error), "actor_id", None)))
+
+
 def enter(worker: Any, version: int, published: Any) -> None:
     """Runs in a new engine's process: it starts with weights that were published before."""
     worker.load(published)

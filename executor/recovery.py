@@ -21,7 +21,7 @@ import ray
 
 from executor import heartbeat, injecting, processes, spilling
 from executor.heartbeat import Pulse
-from executor.loss import GoneBack, Loss, enter, enter_again, once, record_of, weights_of
+from executor.loss import GoneBack, Loss, dead, enter, enter_again, innermost, once, record_of, weights_of
 from executor.stopping import Stopped
 from executor.workers import HOST, Workers
 from lab.placement import Worker
@@ -168,20 +168,26 @@ class Recovery:
         return found
 
     async def reason(self, error: BaseException) -> Loss | None:
-        """The loss behind an error, once it has been noticed; None where every worker that is watched sends signs of life.
-
-        What comes of a death may come before it is noticed, and in the name of others: the other ends of a collective.
+        """The loss behind an error, once it has been noticed: what comes of a death may come before, and in the name of others,
+        the other ends of a collective. None where every worker that is watched sends signs of life.
         """
         if isinstance(error, GoneBack):
             return error.loss
         known, number = list(self.losses.values()), len(self._noticed)
-        beats = max(map(heartbeat.every, self._timeouts.values()), default=0.0)
-        await asyncio.sleep(5 * beats)
-        while self._pulse is not None and any(s > 2 * beats for s in self._pulse.silent().values()):
-            await asyncio.sleep(beats)
+        if self._pulse is not None:
+            beats = max(map(heartbeat.every, self._timeouts.values()), default=0.0)
+            await heartbeat.heard(self._pulse, beats, lambda: self._unnoticed(error))
         if self.back.done():
             return self.back.result()
         return self._since(number) or max(known, key=lambda loss: loss.at, default=None)
+
+    def _unnoticed(self, error: BaseException) -> bool:
+        """Whether somebody is dead, by an error, whose heart is still expected to beat."""
+        cause, name = innermost(error), dead(error, self._workers.names())
+        if self._pulse is None or name is None or not isinstance(cause, ray.exceptions.ActorDiedError):
+            return False
+        now = self._workers.actors.get(name) or self._workers.others[name]
+        return now._actor_id.hex() == cause.actor_id and self._pulse.pid(name) is not None
 
     async def attempts(self, stage: str, step: int, play: Callable[[], Awaitable[list[Info]]]) -> list[Info]:
         """A stage of a step, again from its start where a worker without trained state was lost in it."""

@@ -20,7 +20,7 @@ from executor.ended import Ended
 from executor.going_back import go_back
 from executor.ledger import Ledger, finishes
 from executor.limits import refuse
-from executor.loss import GoneBack, Loss
+from executor.loss import GoneBack, Loss, dead, innermost
 from executor.recovery import Recovery
 from executor.stages import Stages
 from executor.stopping import Stopped, Stopping, interruptible
@@ -231,11 +231,9 @@ def _own_peak(_: Any) -> int:
 
 def _message(error: BaseException, names: Mapping[str, str]) -> str:
     """The innermost cause, with its type; workers' errors carry their own traceback. `names`: of workers by actor id."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    cause = getattr(error, "cause", None) or error
+    cause = innermost(error)
     if getattr(cause, "_actor_init_failed", False):
         return str(cause).strip().splitlines()[-1]
-    if (dead := names.get(str(getattr(cause, "actor_id", None)))) is not None:
-        return f"the process of {dead} died: it crashed, was killed, or there was no memory left for it"
+    if (name := dead(error, names)) is not None:
+        return f"the process of {name} died: it crashed, was killed, or there was no memory left for it"
     return f"{type(cause).__name__}: {cause}".strip()

@@ -55,10 +55,10 @@ def planned(arch: str, quick: bool) -> list[Part]:
     alone, other = _fewest_cores(), next(name for name in ("tiny-llama", "small-llama") if name != arch)
     ranks = [] if alone else [_ranks(arch, other)]
     if quick:
-        return [_rounds(arch, other, 3, alone), *ranks, _launches(arch)]
+        return [_rounds(arch, other, 3, alone), *ranks, _launches(arch, alone)]
     stages = [_zero(arch, (1, 2)), _zero(arch, (3, 0))]
     rounds = [_rounds(arch, other, 5, alone), _rounds(other, arch, 2, alone)]
-    return [*rounds, *stages, *ranks, _launches(arch)]
+    return [*rounds, *stages, *ranks, _launches(arch, alone)]
 
 
 def _fewest_cores() -> bool:
@@ -205,21 +205,26 @@ def _joint(sweep: Sweep, asked: str) -> list[Measurement]:
     return [msgspec.structs.replace(point, model="") for point in found if point.op in ("grad_sync", "optimizer")]
 
 
-def _launches(arch: str) -> Part:
+def _launches(arch: str, alone: bool) -> Part:
     """Fresh processes, one after the other. They come last: what they read from the disk is in memory by then, as where a
     run starts a process anew."""
+    units = [f"{arch}: launches"] + ([] if alone else [f"{arch}: launches beside a busy core"])
 
     @contextmanager
     def start() -> Iterator[Take]:
-        with Workers(scenario(arch)) as workers:
+        with Workers(scenario(arch)) as workers, Neighbour(arch) as neighbour:
             workers.start()
-            yield lambda unit: Found(unit=unit, points=_launched(Sweep(workers, arch)), states=states())
+            sweep = Sweep(workers, arch)
 
-    return Part(name=f"{arch}, launches", units=(f"{arch}: launches",), start=start)
+            def take(unit: str) -> Found:
+                busy = unit != units[0]
+                sweep.neighbours = int(busy)
+                if busy:
+                    neighbour.work()
+                found = Found(unit=unit, points=sweep._tagged(launching.launches(workers)), states=states())
+                neighbour.rest()
+                return found
 
+            yield take
 
-def _launched(sweep: Sweep) -> list[Measurement]:
-    ready = {"engine": sweep.engine, "trainer": sweep.actor, "scorer": sweep.reference, "process": sweep.reward}
-    for actor in ready.values():
-        ray.get(actor.ready.remote())
-    return sweep._tagged(launching.launches({f"{name}_launch": actor for name, actor in ready.items()}))
+    return Part(name=f"{arch}, launches", units=tuple(units), start=start)

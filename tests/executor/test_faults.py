@@ -8,13 +8,16 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from benchmarks.kills import state
 from executor import checkpoint, injecting, processes
 from executor.fault_limits import limits
+from executor.heartbeat import Pulse
 from executor.loss import Loss
 from executor.recovery import Recovery
 from executor.run import execute
@@ -179,6 +182,39 @@ def test_a_spare_works_until_the_engine_that_it_replaces_takes_samples_again(sce
         return [*found, recovery.working()]
 
     assert asyncio.run(seen()) == [[ENGINE], ["actor.generate[0]"], ["actor.generate[0]"], [ENGINE]]
+
+
+def test_who_died_while_another_was_away_is_the_reason(scenario: Make, tmp_path: Path) -> None:
+    """Though its loss is noticed long after its death was told, and the other's was noticed before."""
+    chosen = scenario("grpo-two-engines").replace({"faults": [{"kind": "worker_lost", "mtbf": 1e9, "detect": 0.2}]})
+    names = [engine.name for engine in chosen.team("actor", "generate")]
+    error = ray.exceptions.ActorDiedError()
+    error.actor_id = "1"
+    actors = {name: SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda i=i: str(i))) for i, name in enumerate(names)}
+
+    async def found() -> Loss | None:
+        recovery = Recovery(chosen, tmp_path)
+        first, second = (Loss(name=name, fault=chosen.faults[0], at=0.0, record={}) for name in names)
+        recovery.losses[names[0]] = first
+        recovery._noticed.append(first)
+        recovery._workers = SimpleNamespace(names=lambda: {"0": names[0], "1": names[1]}, actors=actors)  # type: ignore[assignment]
+        recovery._pulse = pulse = Pulse("127.0.0.1")
+        pulse.watch(names[1], 7)
+        pulse.silent = lambda: {names[1]: 0.0}  # type: ignore[method-assign]
+
+        def notice() -> None:
+            pulse.forget(names[1])
+            recovery.losses[names[1]] = second
+            recovery._noticed.append(second)
+
+        asyncio.get_running_loop().call_later(1.0, notice)
+        try:
+            return await recovery.reason(error)
+        finally:
+            pulse.close()
+
+    loss = asyncio.run(found())
+    assert loss is not None and loss.name == names[1]
 
 
 STATED = {"kind": "worker_lost", "at": 5.0, "target": "actor.generate[0]", "recovery": "restart"}

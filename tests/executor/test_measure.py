@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from executor import measure
 from executor.measure import grids, parts, sweep
 from executor.measure.journal import Found, Journal
+from executor.measure.launching import LAUNCHED
 from executor.measure.parts import Part, run
 from lab.load import load
 from lab.measurement import HELD_OUT, Measurement
@@ -131,6 +132,7 @@ def test_real_workers_yield_every_op_alone_and_beside_a_busy_core(
         op for op in FORMULAS if not op.endswith("_stage")
     } - NEEDS_MORE
     assert {point.neighbours for point in found} == {0, 1}
+    assert {point.op for point in found if point.neighbours} >= set(LAUNCHED)
     assert all(point.seconds > 0 for point in found)
     assert {row["kind"] for row in result.operators} == {"rollout", "logprob", "forward", "backward", "optimizer"}
     assert sum(row["flops"] for row in result.operators if row["kind"] == "forward") > 1e9
