@@ -185,6 +185,7 @@ def reading(rank: int, world: int, chosen: Scenario, role: str) -> tuple[Any, di
 
 
 @pytest.mark.real
+@pytest.mark.full
 def test_trainers_read_held_out_samples_better_once_they_are_trained(scenario: Make) -> None:
     from tests.executor.ranks import Ranks
 

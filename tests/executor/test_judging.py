@@ -88,6 +88,7 @@ def rewarded(number: int, body: dict[str, Any]) -> tuple[int, bytes]:
 
 
 @pytest.mark.real
+@pytest.mark.full
 def test_samples_are_scored_beside_the_engine_until_the_service_gives_up(
     local_ray: None, scenario: Callable[..., Scenario], tmp_path: Path
 ) -> None:

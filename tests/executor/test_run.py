@@ -93,6 +93,7 @@ def assert_saved_beside(timeline: Timeline, folder: Path) -> None:
     assert [row["score"] for row in observed[-1]] == [rewards[row["step"]] for row in observed[-1]]
 
 
+@pytest.mark.full
 def test_a_run_one_step_off_with_two_engines_and_a_critic(local_ray: None, scenario: Make, tmp_path: Path) -> None:
     """They differ in speed, so that what each gets of a step is a decision; a simulation decides the same."""
     changes = {
