@@ -150,6 +150,28 @@ def test_an_engine_dies_in_the_middle_of_its_samples(
 
 @pytest.mark.real
 @pytest.mark.full
+def test_an_engine_that_comes_back_to_nobody_has_the_weights_of_now(
+    local_ray: None, scenario: Make, tmp_path: Path
+) -> None:
+    """It started with the weights of then; who has been given others since is gone, too."""
+    chosen = scenario("grpo-two-engines", num_steps=10, checkpoint={"every_steps": 5})
+    folders = [tmp_path / "calm", tmp_path / "struck"]
+    for folder in folders:
+        folder.mkdir()
+    played(chosen, folders[0])
+    other = "actor.generate[0]"
+    for step, name in {2: ENGINE, 5: other}.items():
+        at(folders[1], step, lambda name=name: os.kill(processes.read(folders[1])[name], signal.SIGKILL))  # type: ignore[misc]
+    timeline = played(chosen.replace({"faults": FAULTS[:1]}), folders[1])
+    first, second = timeline.header.faults
+    (back,) = [span for span in timeline.stages() if span.stage == "restore" and span.worker == ENGINE]
+    assert (first["target"], second["target"]) == (ENGINE, other)
+    assert second["at_s"] < back.end_s, "the other one had not been back before"
+    assert state(folders[0]) == state(folders[1])
+
+
+@pytest.mark.real
+@pytest.mark.full
 def test_who_dies_without_being_covered_ends_the_run(local_ray: None, scenario: Make, tmp_path: Path) -> None:
     fault = {"kind": "scorer_lost", "mtbf": 1e9, "target": "reward.score[0]", "detect": 1.0}
     chosen = scenario("quickstart", num_steps=6, checkpoint={"every_steps": None}).replace({"faults": [fault]})
